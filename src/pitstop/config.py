@@ -1,0 +1,102 @@
+"""One small frozen dataclass per component. The only reader of the environment. What is "auto" here is resolved by `resolve`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pitstop.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """The KV cache. `memory` is the pool's budget in bytes, tails included; 0 resolves to a share of what is free."""
+
+    codec: str = "raw16"
+    memory: int = 0
+    context: int = 0  # longest prompt + answer in tokens; 0: the model's own
+    prefix_cache: bool = True
+    cached_tails: int = 32  # open segments that the prefix index may keep, one tail slot each
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine worker. `prefill_chunk` is how many prompt tokens one step computes, all requests together."""
+
+    model: str  # path of the weights
+    device: str = "auto"  # auto, cpu, cuda
+    backend: str = "auto"  # auto, cpu (native kernels), ref (plain torch)
+    threads: int = 0  # 0: as many as this process may use
+    prefill_chunk: int = 512
+    max_running: int = 32
+    ageing: float = 10.0  # seconds of waiting that are worth one step of priority
+    kv: KVConfig = field(default_factory=KVConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The workers as seen from the front. Times in seconds."""
+
+    max_waiting: int = 256  # requests at the door that have no answer token yet; more are refused with 429
+    start_timeout: float = 300.0
+    stop_timeout: float = 30.0  # how long a drain may take
+    restart_backoff: float = 0.5  # doubles with each crash in a row, up to 30 s
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP front. Sizes in bytes, times in seconds."""
+
+    model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_body: int = 8 << 20
+    max_choices: int = 16
+    request_timeout: float = 600.0
+    keep_alive: float = 75.0  # longer than common proxies' upstream keep-alive
+
+
+def cache_dir() -> Path:
+    """Where fetched models live: $PITSTOP_HOME, else $XDG_CACHE_HOME/pitstop, else ~/.cache/pitstop."""
+    if home := os.environ.get("PITSTOP_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pitstop"
+
+
+def api_keys_from_env() -> tuple[str, ...]:
+    """Keys in $PITSTOP_API_KEYS, separated by commas. Not an option, so that they do not show in a process list."""
+    return tuple(key.strip() for key in os.environ.get("PITSTOP_API_KEYS", "").split(",") if key.strip())
+
+
+def usable_cores() -> int:
+    """Cores this process may run on (the affinity mask, not the machine's count)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resolve(config: EngineConfig, *, model_context: int, cuda: bool, free_memory: int) -> EngineConfig:
+    """Replace every "auto" and 0 by what will be used. `free_memory` in bytes, on the device that will be used.
+
+    Raises ConfigError for what cannot be honoured.
+    """
+    device = config.device
+    if device == "auto":
+        device = "cuda" if cuda else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: choose auto, cpu or cuda")
+    if device == "cuda" and not cuda:
+        raise ConfigError("--device cuda: no CUDA device is usable; choose --device cpu")
+    if config.backend not in ("auto", "cpu", "ref"):
+        raise ConfigError(f"--backend {config.backend}: choose auto, cpu or ref")
+    if config.backend == "cpu" and device != "cpu":
+        raise ConfigError(f"--backend cpu does not run on --device {device}")
+    for name in ("prefill_chunk", "max_running"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    context = config.kv.context or model_context
+    if not 0 < context <= model_context:
+        raise ConfigError(f"--context {context}: this model's context is {model_context} tokens")
+    memory = config.kv.memory or min(free_memory // 4, 4 << 30)
+    kv = replace(config.kv, context=context, memory=memory)
+    return replace(config, device=device, threads=config.threads or usable_cores(), kv=kv)

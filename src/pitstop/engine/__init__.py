@@ -1,0 +1,1 @@
+"""The engine: scheduler (no torch), runner, sampler, step loop, worker process."""

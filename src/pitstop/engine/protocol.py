@@ -1,0 +1,120 @@
+"""Messages between the front and an engine worker: length-prefixed msgpack over a socketpair. Imports no torch.
+
+One socketpair per worker incarnation, and every message carries the incarnation's number: what an old worker left in flight can never
+reach a new one. End of file is death.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+from pitstop.config import EngineConfig
+from pitstop.types import Output, Request
+
+MAX_MESSAGE = 256 << 20
+_LENGTH = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """Front → worker, first message."""
+
+    incarnation: int
+    config: EngineConfig
+
+
+class Commands(msgspec.Struct, tag=True, frozen=True):
+    """Front → worker: what came since the last one. A cancel of an unknown or ended id is not an error."""
+
+    incarnation: int
+    submit: list[Request] = []
+    cancel: list[str] = []
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """Worker → front: weights loaded, first step done."""
+
+    incarnation: int
+    context: int  # longest prompt + answer, tokens
+    kv_tokens: int  # tokens that the page pool holds
+    vocab_size: int
+    notes: list[str] = []  # lines for the operator: backend, codec, sizes; a loud one when the native kernels are missing
+
+
+class Stats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's counters after a step. Pages and tails satisfy free + cached + in use = total."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    tails_total: int = 0
+    tails_free: int = 0
+    tails_cached: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0  # computed, all requests
+    cached_tokens: int = 0  # taken from the prefix cache
+    generated_tokens: int = 0
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """Worker → front: what one step brought. `admitted` and `preempted` are request ids whose state changed in it."""
+
+    incarnation: int
+    outputs: list[Output]
+    stats: Stats
+    admitted: list[str] = []
+    preempted: list[str] = []
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """Worker → front: it could not start; `message` is one line for the operator. The worker then exits."""
+
+    incarnation: int
+    message: str
+
+
+ToWorker = Start | Commands
+ToFront = Ready | Step | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (ToWorker, ToFront)}
+
+
+def send(sock: socket.socket, message: ToWorker | ToFront) -> None:
+    """Write one message. Raises OSError (BrokenPipeError, …) when the other side is gone."""
+    body = _encoder.encode(message)
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive(sock: socket.socket, kind: type) -> ToWorker | ToFront | None:
+    """Read one message of `kind` (ToWorker or ToFront); None at end of file, also in the middle of a message.
+
+    Raises ValueError for a message over MAX_MESSAGE, msgspec.DecodeError for one that is not of the kind.
+    """
+    head = _exactly(sock, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_MESSAGE:
+        raise ValueError(f"message of {length} bytes exceeds {MAX_MESSAGE}")
+    body = _exactly(sock, length)
+    return None if body is None else _decoders[kind].decode(body)
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes | None:
+    """`size` bytes, or None at end of file."""
+    data = bytearray()
+    while len(data) < size:
+        try:
+            part = sock.recv(min(size - len(data), 1 << 20))
+        except ConnectionResetError:
+            return None
+        if not part:
+            return None
+        data += part
+    return bytes(data)
