@@ -1,0 +1,180 @@
+"""GGUF model files, memory-mapped. Imports no torch: a tensor is a numpy view of the file until it is dequantised."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
+from gguf.quants import dequantize
+
+from pitstop.errors import WeightsError
+from pitstop.models.weights.config import ModelConfig, read_config
+from pitstop.text.vocabulary import Vocabulary
+
+KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
+"""The tensor types that we read."""
+
+_TRUNCATED = "the file is truncated; fetch it again"
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """One tensor as stored.
+
+    shape: row-major, [out, in] for a matrix. kind: one of KINDS. data: read-only view of the mapped file; for F32 and F16 of that dtype
+    and of `shape`, else uint8 with the last axis in bytes.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+    def dequantize(self) -> np.ndarray:
+        """The values, fp32 of `shape`. A copy, except for F32."""
+        return dequantize(self.data, GGMLQuantizationType[self.kind]).reshape(self.shape)
+
+
+class ModelFile:
+    """An opened model file. Use `open_gguf`."""
+
+    def __init__(self, path: Path, reader: GGUFReader) -> None:
+        self.path = path
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._keys = {key: field.contents() for key, field in reader.fields.items()}
+        shapes = {name: tuple(tensor.shape[::-1].tolist()) for name, tensor in self._tensors.items()}
+        self._shapes: dict[str, tuple[int, ...]] = shapes
+        self.config: ModelConfig = read_config(path, self._keys, shapes)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        """The tensor `name`, which must have row-major `shape`.
+
+        Raises WeightsError when it is missing, has another shape, or is of a kind that we do not read.
+        """
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise WeightsError(self.path, "is missing; the file is incomplete", name)
+        if self._shapes[name] != shape:
+            raise WeightsError(self.path, f"has shape {list(self._shapes[name])}, expected {list(shape)}", name)
+        kind = stored.tensor_type.name
+        if kind not in KINDS:
+            raise WeightsError(self.path, f"is stored as {kind}; we read {', '.join(KINDS)}", name)
+        return RawTensor(name, kind, shape, stored.data)
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
+        tokens = self._tokenizer("tokens", list)
+        types = self._tokenizer("token_type", list, [1] * len(tokens))
+        if not len(tokens) == len(types) == self.config.vocab_size:
+            raise WeightsError(self.path, f"{len(tokens)} tokens, {len(types)} token types, but a vocabulary of {self.config.vocab_size}")
+        if self._tokenizer("add_eos_token", bool, False):
+            raise WeightsError(self.path, "tokenizer.ggml.add_eos_token is not honoured; choose a model without it")
+        return Vocabulary(
+            model=self._tokenizer("model", str),
+            pre=self._tokenizer("pre", str, "default"),
+            tokens=tokens,
+            types=types,
+            merges=self._tokenizer("merges", list, []),
+            bos=self._token_id("bos_token_id"),
+            eos=self._token_id("eos_token_id"),
+            add_bos=self._tokenizer("add_bos_token", bool, False),
+            chat_template=self._keys.get("tokenizer.chat_template"),
+        )
+
+    def _tokenizer(self, key: str, kind: type, default: Any = None) -> Any:
+        value = self._keys.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(value, kind):
+            state = "is missing" if value is None else f"is not a {kind.__name__}"
+            raise WeightsError(self.path, f"tokenizer.ggml.{key} {state}")
+        return value
+
+    def _token_id(self, key: str) -> int | None:
+        if f"tokenizer.ggml.{key}" not in self._keys:
+            return None
+        token = self._tokenizer(key, int)
+        if not 0 <= token < self.config.vocab_size:
+            raise WeightsError(self.path, f"tokenizer.ggml.{key} = {token} is outside the vocabulary of {self.config.vocab_size}")
+        return token
+
+
+def open_gguf(path: str | os.PathLike[str]) -> ModelFile:
+    """Map the file at `path` and check its structure: every tensor lies within the file, every key is honoured.
+
+    Raises WeightsError, one line naming the file and, where there is one, the tensor.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise WeightsError(path, f"cannot be read: {error.strerror}") from error
+    if not magic:
+        raise WeightsError(path, "the file is empty; fetch it again")
+    if magic != b"GGUF":
+        raise WeightsError(path, "not a GGUF file")
+    try:
+        return ModelFile(path, _Reader(path))
+    except EOFError as error:
+        raise WeightsError(path, f"{_TRUNCATED} ({error})") from error
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        raise WeightsError(path, f"not a sound GGUF file: {error}") from error
+
+
+class _Reader(GGUFReader):
+    """The library's reader with bounds checked and arrays read at once.
+
+    The library makes two or three numpy views for every element of every array, which takes seconds for a vocabulary.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(path)
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: str | None = None) -> np.ndarray:
+        if self.byte_order != "I":
+            raise ValueError("its byte order is not this machine's")
+        count, size = int(count), np.dtype(dtype).itemsize
+        if offset + count * size > self.data.size:
+            raise EOFError(f"{count * size} bytes wanted at {offset}, the file has {self.data.size}")
+        return np.frombuffer(self.data, dtype, count, offset)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[np.ndarray], list[int], list[GGUFValueType]]:
+        if raw_type != GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        kind = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
+        count = int(self._get(orig_offs + 4, np.uint64)[0])
+        start = orig_offs + 12
+        if kind == GGUFValueType.STRING:
+            parts, end = self._strings(start, count)
+        elif kind in self.gguf_scalar_to_np:
+            parts = [self._get(start, self.gguf_scalar_to_np[kind], count)]
+            end = start + parts[0].nbytes
+        else:
+            raise ValueError(f"an array of {kind.name} at {orig_offs} is not supported")
+        return end - orig_offs, parts, list(range(len(parts))), [GGUFValueType.ARRAY, kind]
+
+    def _strings(self, offset: int, count: int) -> tuple[list[np.ndarray], int]:
+        """The bytes of `count` length-prefixed strings, and the offset after them."""
+        raw = self.data.view(np.ndarray)
+        length_at = struct.Struct("<Q").unpack_from
+        parts = []
+        for _ in range(count):
+            start = offset + 8
+            if start > raw.size or (offset := start + length_at(raw, offset)[0]) > raw.size:
+                raise EOFError(f"a string at {start - 8} passes the end of the file at {raw.size}")
+            parts.append(raw[start:offset])
+        return parts, offset
+
+    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+        for field in fields:
+            _, name, _, dims, kind, offset = field.parts
+            block, size = GGML_QUANT_SIZES[GGMLQuantizationType(int(kind[0]))]
+            if start_offs + int(offset[0]) + math.prod(dims.tolist()) // block * size > self.data.size:
+                raise WeightsError(self._path, _TRUNCATED, str(name.tobytes(), "utf-8"))
+        super()._build_tensors(start_offs, fields)
