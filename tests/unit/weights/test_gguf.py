@@ -1,0 +1,202 @@
+"""Reading GGUF files: every kind's values, and every broken file ends in one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_gguf
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize, quantize
+
+from pitstop.errors import WeightsError
+from pitstop.models.weights.config import ModelConfig
+from pitstop.models.weights.gguf import KINDS, open_gguf
+
+
+def refused(path: Path) -> WeightsError:
+    """The error that opening the file and reading all that a model needs ends in: one line that begins with the file's name."""
+    with pytest.raises(WeightsError) as caught:
+        open_gguf(path).vocabulary()
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def toy_with(path: Path, **keys: str | int | float) -> Path:
+    """The toy model with more keys under "llama."; a dot is written as two underscores."""
+    writer = GGUFWriter(path, "llama")
+    toy_gguf.add_keys(writer)
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in keys.items():
+        add[type(value)]("llama." + key.replace("__", "."), value)
+    for name, values in toy_gguf.tensors():
+        toy_gguf.add_tensor(writer, name, values, "F32")
+    toy_gguf.finish(writer)
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_config(tmp_path: Path, tied: bool) -> None:
+    file = open_gguf(toy_gguf.write_toy_gguf(tmp_path / "toy.gguf", context=512, tied=tied))
+    assert file.config == ModelConfig(
+        architecture="llama",
+        layers=2,
+        width=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=96,
+        vocab_size=259,
+        context=512,
+        norm_eps=float(np.float32(1e-5)),
+        rope_theta=10000.0,
+        rope_interleaved=True,
+        tied_head=tied,
+    )
+
+
+def test_vocabulary(tmp_path: Path) -> None:
+    vocabulary = open_gguf(toy_gguf.write_toy_gguf(tmp_path / "toy.gguf")).vocabulary()
+    assert vocabulary.model == "gpt2"
+    assert vocabulary.pre == "smollm"
+    assert vocabulary.tokens == [*toy_gguf.CONTROL, *toy_gguf.byte_alphabet()]
+    assert vocabulary.types == [3, 3, 3] + [1] * 256
+    assert vocabulary.merges == []
+    assert (vocabulary.bos, vocabulary.eos, vocabulary.add_bos) == (1, 2, False)
+    assert vocabulary.chat_template == toy_gguf.CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_hold_what_was_written(tmp_path: Path, kind: str) -> None:
+    file = open_gguf(toy_gguf.write_toy_gguf(tmp_path / "toy.gguf", kind, seed=3))
+    for name, values in toy_gguf.tensors(seed=3):
+        tensor = file.tensor(name, values.shape)
+        stored = kind if values.ndim == 2 else "F32"
+        dtype = GGMLQuantizationType[stored]
+        assert (tensor.kind, tensor.shape) == (stored, values.shape)
+        got = tensor.dequantize()
+        assert got.dtype == np.float32
+        assert np.array_equal(got, dequantize(quantize(values, dtype), dtype))
+        assert np.abs(got - values).max() <= {"F32": 0, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 2e-2}.get(stored, 0.3) * np.abs(values).max()
+
+
+@pytest.mark.model
+def test_default_model_reads_as_the_library_reads_it(model_path: Path) -> None:
+    file, reader = open_gguf(model_path), GGUFReader(model_path)
+    vocabulary = file.vocabulary()
+    assert vocabulary.tokens == reader.fields["tokenizer.ggml.tokens"].contents()
+    assert vocabulary.merges == reader.fields["tokenizer.ggml.merges"].contents()
+    assert vocabulary.types == reader.fields["tokenizer.ggml.token_type"].contents()
+    for stored in reader.tensors:
+        tensor = file.tensor(stored.name, tuple(stored.shape[::-1].tolist()))
+        assert tensor.kind == stored.tensor_type.name
+        assert np.array_equal(tensor.data, stored.data)
+    assert file.config.tied_head
+    assert file.config.head_dim == 64
+
+
+def test_not_a_model_file(tmp_path: Path) -> None:
+    assert "No such file" in str(refused(tmp_path / "missing.gguf"))
+    assert "directory" in str(refused(tmp_path))
+    (empty := tmp_path / "empty.gguf").touch()
+    assert "empty" in str(refused(empty))
+    (text := tmp_path / "text.gguf").write_text("# hello, this is not a model\n")
+    assert "not a GGUF file" in str(refused(text))
+
+
+def test_other_versions_and_byte_orders(tmp_path: Path) -> None:
+    whole = bytearray(toy_gguf.write_toy_gguf(tmp_path / "toy.gguf").read_bytes())
+    (future := tmp_path / "future.gguf").write_bytes(whole[:4] + (99).to_bytes(4, "little") + whole[8:])
+    assert "version 99" in str(refused(future))
+    (swapped := tmp_path / "swapped.gguf").write_bytes(whole[:4] + (3).to_bytes(4, "big") + whole[8:])
+    assert "byte order" in str(refused(swapped))
+
+
+def test_truncated_anywhere(tmp_path: Path) -> None:
+    whole = toy_gguf.write_toy_gguf(tmp_path / "toy.gguf", "Q4_0").read_bytes()
+    tensors_end = len(whole.rstrip(b"\0"))
+    header = whole.index(b"blk.1.ffn_down.weight")
+    cut = tmp_path / "cut.gguf"
+    for length in [*range(5, 200), *range(200, header, 37), *range(header, tensors_end, 1999), tensors_end - 1]:
+        cut.write_bytes(whole[:length])
+        assert "truncated" in str(refused(cut)), length
+
+
+def test_truncated_tensor_is_named(tmp_path: Path) -> None:
+    whole = toy_gguf.write_toy_gguf(tmp_path / "toy.gguf").read_bytes()
+    (cut := tmp_path / "cut.gguf").write_bytes(whole[:-1])
+    error = refused(cut)
+    assert error.tensor == "output_norm.weight"
+    assert "truncated" in str(error)
+
+
+def test_absurd_counts_are_refused_at_once(tmp_path: Path) -> None:
+    whole = bytearray(toy_gguf.write_toy_gguf(tmp_path / "toy.gguf").read_bytes())
+    tokens = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
+    for offset in (8, 16, 24, tokens + 8):  # tensor count, key count, first key's length, array length
+        bad = bytearray(whole)
+        bad[offset : offset + 8] = (2**62).to_bytes(8, "little")
+        (path := tmp_path / "bad.gguf").write_bytes(bad)
+        assert "truncated" in str(refused(path))
+
+
+def test_missing_tensor_and_wrong_shape(tmp_path: Path) -> None:
+    file = open_gguf(toy_gguf.write_toy_gguf(tmp_path / "toy.gguf"))
+    with pytest.raises(WeightsError, match=r"toy\.gguf: tensor output\.weight: is missing") as caught:
+        file.tensor("output.weight", (259, 64))
+    assert caught.value.tensor == "output.weight"
+    with pytest.raises(WeightsError, match=r"tensor blk\.0\.attn_k\.weight: has shape \[32, 64\], expected \[64, 32\]"):
+        file.tensor("blk.0.attn_k.weight", (64, 32))
+
+
+def test_kinds_that_we_do_not_read(tmp_path: Path) -> None:
+    writer = GGUFWriter(path := tmp_path / "toy.gguf", "llama")
+    toy_gguf.add_keys(writer)
+    for name, values in toy_gguf.tensors():
+        toy_gguf.add_tensor(writer, name, values, "Q5_0" if "ffn_down" in name and ".1." in name else "F32")
+    toy_gguf.finish(writer)
+    file = open_gguf(path)
+    with pytest.raises(WeightsError, match=r"tensor blk\.1\.ffn_down\.weight: is stored as Q5_0; we read F32, F16, BF16, Q4_0, Q4_1, Q8_0"):
+        file.tensor("blk.1.ffn_down.weight", (64, 96))
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    writer = GGUFWriter(path := tmp_path / "toy.gguf", "mamba")
+    toy_gguf.finish(writer)
+    assert "architecture 'mamba' is unknown; we run: llama" in str(refused(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope__scaling__type", "yarn"),
+        ("rope__scaling__factor", 4.0),
+        ("rope__scaling__original_context_length", 512),
+        ("rope__scale_linear", 2.0),
+        ("rope__dimension_count_swa", 8),
+        ("attention__sliding_window", 128),
+        ("attention__value_length", 32),
+        ("expert_count", 8),
+        ("a_key_of_next_year", 1),
+    ],
+)
+def test_what_is_not_honoured_is_refused(tmp_path: Path, key: str, value: str | float) -> None:
+    assert f"llama.{key.replace('__', '.')} = {value!r}" in str(refused(toy_with(tmp_path / "toy.gguf", **{key: value})))
+
+
+def test_neutral_keys_are_accepted(tmp_path: Path) -> None:
+    path = toy_with(tmp_path / "toy.gguf", rope__scaling__type="none", rope__scaling__factor=1.0, expert_count=0, attention__key_length=16)
+    assert open_gguf(path).config.head_dim == 16
+
+
+@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.2.attn_q.weight", "blk.0.attn_q_norm.weight"])
+def test_tensors_that_would_be_ignored_are_refused(tmp_path: Path, name: str) -> None:
+    writer = GGUFWriter(path := tmp_path / "toy.gguf", "llama")
+    toy_gguf.add_keys(writer)
+    for known, values in toy_gguf.tensors():
+        toy_gguf.add_tensor(writer, known, values, "F32")
+    toy_gguf.add_tensor(writer, name, np.zeros(32, np.float32), "F32")
+    toy_gguf.finish(writer)
+    assert refused(path).tensor == name
