@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, chat template, incremental detokenizer, stop strings. Imports no torch."""
+"""Text: tokenizer, chat template, incremental detokenizer, stop strings. Rung 1; imports no torch."""

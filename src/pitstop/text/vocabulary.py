@@ -1,16 +1,28 @@
-"""What a model file says about its tokenizer."""
+"""A model's vocabulary as its file states it. The readers of model files fill it, `Tokenizer` turns it into a tokenizer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class TokenType(IntEnum):
+    """Token types as GGUF numbers them (`tokenizer.ggml.token_type`)."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer's data as stored. `types` are GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
+    """`tokens` and `types` are indexed by token id and equally long.
 
-    model: the algorithm ("gpt2" is byte-level BPE). pre: name of the pre-tokenizer. merges: "left right", best first.
-    bos, eos: token ids or None. add_bos: whether a prompt starts with bos. chat_template: Jinja source or None.
+    `model` and `pre` name the tokenizer and its pre-tokenizer as GGUF does ("gpt2", "smollm"). `merges` holds "left right" pairs, best
+    first, in the spelling of `tokens`. `add_bos`: a prompt that no chat template made starts with `bos`.
     """
 
     model: str
@@ -18,7 +30,7 @@ class Vocabulary:
     tokens: list[str]
     types: list[int]
     merges: list[str]
-    bos: int | None
-    eos: int | None
-    add_bos: bool
-    chat_template: str | None
+    bos: int | None = None
+    eos: int | None = None
+    add_bos: bool = False
+    chat_template: str | None = None
