@@ -129,7 +129,7 @@ class Piece(NamedTuple):
     The rows' keys and values go to tail slot `tail`; when they fill the segment it is sealed into page `seal` (-1: stays open).
     """
 
-    row: int  # first row in the step's token batch
+    row: int  # first row, counted from the request's first in this step
     count: int  # rows
     start: int  # position of the first row
     tail: int
@@ -138,18 +138,29 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Span:
-    """One request's share of a step: `tokens` at positions start, start + 1, …
+    """One request's share of a step: its tokens at positions start … start + count - 1.
 
-    `pages` are the request's sealed segments in order, those that this step seals included.
-    `want` says for which rows logits are needed.
+    `known` are all its tokens so far, prompt first (the scheduler's own list: read it, never keep it). `pages` are its sealed segments in
+    order, those that this step seals included. `want` says for which rows logits are needed: "last" chooses the next token, "all" also
+    scores the prompt.
     """
 
-    id: str
-    tokens: list[int]
+    request: Request
+    known: list[int]
     start: int
+    count: int
     pages: list[int]
     pieces: list[Piece]
     want: Literal["none", "last", "all"] = "none"
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.known[self.start : self.start + self.count]
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step chooses this request's next token."""
+        return self.start + self.count == len(self.known) and self.request.params.max_tokens > 0
 
 
 @dataclass(slots=True)
@@ -161,13 +172,13 @@ class StepPlan:
 
     @property
     def rows(self) -> int:
-        return sum(len(span.tokens) for span in self.spans)
+        return sum(span.count for span in self.spans)
 
 
 class Sampled(NamedTuple):
-    """The token chosen after a span, its log-probability if wanted, and its prompt tokens' if wanted."""
+    """The token chosen after a span (None: not yet at its end), its log-probability if wanted, and those of the span's prompt tokens."""
 
-    token: int
+    token: int | None
     logprob: Logprob | None = None
     prompt_logprobs: list[Logprob] | None = None
 

@@ -1,1 +1,20 @@
-"""Decoders and their weights."""
+"""Decoders and their weights. Importing this imports no torch; `load_model` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pitstop.models.llama import Llama
+    from pitstop.models.weights.gguf import ModelFile
+
+
+def load_model(file: ModelFile, device: str, context: int) -> Llama:
+    """The decoder of the file's architecture with its weights on `device`, for positions below `context`.
+
+    Raises WeightsError for a missing or misshapen tensor.
+    """
+    from pitstop.models.llama import Llama
+
+    families = {"llama": Llama}
+    return families[file.config.architecture](file, device, context)

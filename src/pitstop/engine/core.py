@@ -1,0 +1,143 @@
+"""The engine in one process: weights, cache, scheduler and runner put together, and the body of the step loop."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import psutil
+import torch
+
+from pitstop import codecs
+from pitstop.config import EngineConfig, resolve
+from pitstop.engine.protocol import Stats
+from pitstop.engine.runner import Runner
+from pitstop.engine.scheduler import Scheduler
+from pitstop.errors import ConfigError
+from pitstop.kv.cache import KVCache
+from pitstop.kv.store import KVStore, pages_within, tail_bytes
+from pitstop.kv.view import StepView
+from pitstop.models import load_model
+from pitstop.models.weights.gguf import ModelFile
+from pitstop.ops import dispatch
+from pitstop.text.tokenizer import end_tokens
+from pitstop.types import SEGMENT, Codec, KVShape, Output, Request
+
+
+class Engine:
+    """`submit` and `cancel` between steps, `step` while `busy`. Not thread-safe: one thread owns it."""
+
+    def __init__(self, config: EngineConfig, file: ModelFile) -> None:
+        """Load and warm up. Raises ConfigError, WeightsError or Unsupported, each one line."""
+        shape = KVShape(file.config.layers, file.config.kv_heads, file.config.head_dim)
+        codec = codecs.get(config.kv.codec)
+        cuda = torch.cuda.is_available()
+        free = torch.cuda.mem_get_info()[0] if cuda and config.device != "cpu" else psutil.virtual_memory().available
+        config = resolve(config, model_context=file.config.context, cuda=cuda, free_memory=free)
+        if reason := codec.supports(shape, config.device):
+            raise ConfigError(f"--kv {codec.name}: {reason}")
+        self.config, pages, tails = _sized(config, codec, shape)
+        dispatch.use(config.backend)
+        dispatch.set_threads(config.threads)
+        context = self.config.kv.context
+        model = load_model(file, config.device, context)
+        store = KVStore(codec, shape, pages, tails, config.device)
+        rows = config.prefill_chunk + config.max_running
+        view = StepView(store, rows, config.max_running * (context // SEGMENT + 1), config.device)
+        ends = end_tokens(file.vocabulary())
+        self.vocab_size = file.config.vocab_size
+        self.context = context
+        self.kv_tokens = pages * SEGMENT
+        self._runner = Runner(model, store, view, config.device, ends)
+        self._cache = KVCache(pages, tails, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)
+        self.scheduler = Scheduler(
+            self._cache,
+            context=context,
+            vocab_size=self.vocab_size,
+            end_tokens=ends,
+            prefill_chunk=config.prefill_chunk,
+            max_running=config.max_running,
+            ageing=config.ageing,
+        )
+        self._counts = {"steps": 0, "prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0}
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest for one that can never run."""
+        self.scheduler.submit(request)
+
+    def cancel(self, request_id: str) -> Output | None:
+        """End a request now; None when it is unknown or has ended."""
+        return self.scheduler.cancel(request_id)
+
+    def step(self) -> list[Output]:
+        """Expire what is late, then compute one step."""
+        outputs = self.scheduler.expire(time.monotonic())
+        plan = self.scheduler.plan()
+        if plan.spans:
+            result = self._runner.run(plan)
+            self._count(plan.spans)
+            outputs += self.scheduler.settle(plan, result)
+        elif self.busy:
+            raise RuntimeError("requests wait but nothing can be planned: the cache is too small for its own context")
+        return outputs
+
+    def stats(self) -> Stats:
+        """The counters as of now."""
+        pages, tails = self._cache.pages, self._cache.tails
+        return Stats(
+            running=self.scheduler.running,
+            waiting=self.scheduler.waiting,
+            pages_total=pages.total,
+            pages_free=pages.free,
+            pages_cached=pages.cached,
+            tails_total=tails.total,
+            tails_free=tails.free,
+            tails_cached=tails.cached,
+            preemptions=self.scheduler.preemptions,
+            **self._counts,
+        )
+
+    def check(self) -> None:
+        """Audit the cache; AssertionError when a slot is lost. Called when idle, and by tests after every step."""
+        self._cache.check()
+
+    def notes(self) -> list[str]:
+        """Lines for the operator: what runs here, and how much fits."""
+        config, store = self.config, self._runner.store
+        size = sum(buffer.numel() * buffer.itemsize for buffer in (store.pages, store.tails))
+        lines = [
+            f"{config.device}, {config.threads} threads, kernels: {dispatch.describe()}",
+            f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB, {self.kv_tokens} tokens; context {self.context} tokens",
+        ]
+        if reason := dispatch.native_missing():
+            lines.append(f"WARNING: native kernels are missing ({reason}); the plain torch reference runs instead, MUCH slower")
+        return lines
+
+    def _count(self, spans: list) -> None:
+        counts = self._counts
+        counts["steps"] += 1
+        for span in spans:
+            counts["prompt_tokens"] += max(min(span.start + span.count, len(span.request.prompt)) - span.start, 0)
+            counts["generated_tokens"] += span.samples
+        counts["cached_tokens"] = self.scheduler.cached_tokens
+
+
+def _sized(config: EngineConfig, codec: Codec, shape: KVShape) -> tuple[EngineConfig, int, int]:
+    """(config with the context that fits, pages, tail slots). Raises ConfigError when not even one segment fits.
+
+    Tails: one per running request, those that a step's prefill fills, one to copy into, and the index's own.
+    """
+    tails = config.max_running + config.prefill_chunk // SEGMENT + 2 + config.kv.cached_tails * config.kv.prefix_cache
+    pages = pages_within(config.kv.memory, tails, codec, shape)
+    if pages < 1:
+        least = tails * tail_bytes(codec, shape) + shape.layers * codec.page_bytes(shape)
+        raise ConfigError(
+            f"--kv-memory {config.kv.memory / 2**20:.0f}MiB is too small: {tails} open segments and one page need "
+            f"{least / 2**20:.0f}MiB; raise it, or lower --max-running or --prefill-chunk"
+        )
+    context = min(config.kv.context, (pages + 1) * SEGMENT - 1)
+    return replace(config, kv=replace(config.kv, context=context)), pages, tails

@@ -1,0 +1,182 @@
+"""The batch API: `LLM(model).generate(prompts)`, in this process, on the same engine that serves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from pitstop.config import EngineConfig, KVConfig
+from pitstop.engine.core import Engine
+from pitstop.engine.padding import unpad
+from pitstop.errors import InvalidRequest, Unsupported
+from pitstop.models.weights.fetch import pull
+from pitstop.models.weights.gguf import open_gguf
+from pitstop.text.stream import TextStream
+from pitstop.text.template import ChatTemplate
+from pitstop.text.tokenizer import Tokenizer
+from pitstop.types import FinishReason, Logprob, Request, SamplingParams
+
+
+@dataclass(slots=True)
+class Completion:
+    """One answer. `tokens` are those that count: up to and including an end token or the one that completed a stop string."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)  # one per token, when asked for
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt's answers, one per choice."""
+
+    prompt: list[int]
+    choices: list[Completion]
+    cached_tokens: int = 0
+    prompt_logprobs: list[Logprob] | None = None  # of prompt tokens 1, 2, …, when asked for
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.choices[0].tokens
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.choices[0].finish_reason
+
+
+class LLM:
+    """A model in this process.
+
+    model: a name that `pitstop models list` shows (fetched when missing) or a path to a GGUF file. Options are EngineConfig's and, after
+    them, KVConfig's (`codec`, `memory`, `context`, `prefix_cache`, `cached_tails`). Raises ConfigError, WeightsError, DownloadFailed.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] = "smollm2-135m-instruct", **options) -> None:
+        kv_names = set(KVConfig.__dataclass_fields__)
+        kv = KVConfig(**{name: value for name, value in options.items() if name in kv_names})
+        rest = {name: value for name, value in options.items() if name not in kv_names}
+        path = pull(os.fspath(model))
+        file = open_gguf(path)
+        vocabulary = file.vocabulary()
+        self.tokenizer = Tokenizer(vocabulary)
+        self.template = ChatTemplate(vocabulary.chat_template, self.tokenizer) if vocabulary.chat_template else None
+        self.engine = Engine(EngineConfig(model=str(path), kv=kv, **rest), file)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        input_ids: Sequence[Sequence[int]] | None = None,
+        attention_mask: Sequence[Sequence[int]] | None = None,
+        n: int = 1,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers to all prompts, in order, batched continuously.
+
+        prompts: texts (spellings of control tokens are those tokens, as in /v1/completions) or token ids, of any lengths. Or `input_ids`
+        with `attention_mask` [batch, length]: padding (mask 0) left, right or both is removed before the engine sees it.
+        params: one for all, or one per prompt. A seed of 0 is a seed like any other here. n: choices per prompt.
+        Raises InvalidRequest naming the field.
+        """
+        tokens = self._tokens(prompts, input_ids, attention_mask)
+        each = [params or SamplingParams()] * len(tokens) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(tokens):
+            raise InvalidRequest(f"{len(tokens)} prompts but {len(each)} sampling params", "params")
+        if n < 1:
+            raise InvalidRequest(f"n must be at least 1, got {n}", "n")
+        outputs = [RequestOutput(ids, [Completion() for _ in range(n)]) for ids in tokens]
+        bar = tqdm(total=len(outputs) * n, disable=not progress, unit="answer")
+        jobs = [(ids, param, choice) for ids, param in zip(tokens, each, strict=True) for choice in range(n)]
+        for index, event in self._run(jobs, n):
+            output, choice = outputs[index // n], outputs[index // n].choices[index % n]
+            choice.text += event.text
+            choice.tokens += event.tokens
+            choice.logprobs += event.logprobs
+            output.cached_tokens = max(output.cached_tokens, event.cached_tokens)
+            output.prompt_logprobs = event.prompt_logprobs if event.prompt_logprobs is not None else output.prompt_logprobs
+            if event.finish:
+                choice.finish_reason = event.finish
+                bar.update()
+        bar.close()
+        return outputs
+
+    def chat(self, messages: list[dict], params: SamplingParams | None = None) -> RequestOutput:
+        """The answer to a conversation, by the model's chat template."""
+        return self.generate([self._render(messages)], params)[0]
+
+    def stream_chat(self, messages: list[dict], params: SamplingParams | None = None) -> Iterator[str]:
+        """The same, piece by piece as the text comes. Closing the iterator cancels the request."""
+        for _, event in self._run([(self._render(messages), params or SamplingParams(), 0)], 1):
+            if event.text:
+                yield event.text
+
+    def _render(self, messages: list[dict]) -> list[int]:
+        if self.template is None:
+            raise Unsupported("this model has no chat template: use generate")
+        return self.template.render(messages)
+
+    def _tokens(self, prompts, input_ids, attention_mask) -> list[list[int]]:
+        """All prompts as token ids."""
+        if (prompts is None) == (input_ids is None):
+            raise InvalidRequest("give either prompts or input_ids", "prompts")
+        if input_ids is not None:
+            return unpad(input_ids, attention_mask)
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        return [self.tokenizer.encode_prompt(p, control=True) if isinstance(p, str) else [int(token) for token in p] for p in prompts]
+
+    def _run(self, jobs: list[tuple[list[int], SamplingParams, int]], n: int) -> Iterator[tuple[int, _Event]]:
+        """Submit all jobs and step until they have ended: (index of the job, what came)."""
+        number, arrival = next(self._ids), time.monotonic()
+        live: dict[str, tuple[int, TextStream]] = {}
+        try:
+            for index, (prompt, params, choice) in enumerate(jobs):
+                name = f"{number}-{index}"
+                group = f"{number}-{index // n}" if n > 1 else ""
+                self.engine.submit(Request(id=name, prompt=prompt, params=params, choice=choice, group=group, arrival=arrival))
+                live[name] = index, TextStream(self.tokenizer, params.stop, params.min_tokens)
+            while live:
+                for output in self.engine.step():
+                    if output.id in live:
+                        index, text = live[output.id]
+                        event = _event(output, text)
+                        if event.finish:
+                            del live[output.id]
+                            self.engine.cancel(output.id)  # a stop string ends it here first
+                        yield index, event
+        finally:
+            for name in live:
+                self.engine.cancel(name)
+
+
+@dataclass(slots=True)
+class _Event:
+    """What one step brought for one choice, as text."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[Logprob]
+    finish: FinishReason | None
+    cached_tokens: int
+    prompt_logprobs: list[Logprob] | None
+
+
+def _event(output, stream: TextStream) -> _Event:
+    delta = stream.push(output.tokens)
+    text, finish = delta.text, "stop" if delta.stopped else output.finish
+    if finish and not delta.stopped:
+        text += stream.finish().text
+    logprobs = (output.logprobs or [])[: delta.tokens]
+    return _Event(text, output.tokens[: delta.tokens], logprobs, finish, output.cached_tokens, output.prompt_logprobs)

@@ -1,0 +1,57 @@
+"""Runs a step plan: tokens through the model, logits through the sampler."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pitstop.engine import sampler
+from pitstop.kv.store import KVStore
+from pitstop.kv.view import StepView
+from pitstop.models.llama import Llama
+from pitstop.types import Logprob, Sampled, Span, StepPlan, StepResult
+
+
+class Runner:
+    """One model, one KV store. `end_tokens` are what min_tokens bars."""
+
+    def __init__(self, model: Llama, store: KVStore, view: StepView, device: str, end_tokens: frozenset[int]) -> None:
+        self._model = model
+        self.store = store
+        self._view = view
+        self._device = device
+        self._end_tokens = end_tokens
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run the plan's copies, then its spans as one batch."""
+        self.store.copy_tails(plan.copies)
+        self._view.load(plan)
+        tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
+        wanted, counts, first = [], [], 0
+        for span in plan.spans:
+            rows = {"none": 0, "last": 1, "all": span.count}[span.want]
+            counts.append(rows)
+            wanted += range(first + span.count - rows, first + span.count)
+            first += span.count
+        logits = self._model.forward(tokens, self._view, torch.tensor(wanted, dtype=torch.int64, device=self._device)).cpu().numpy()
+        result: StepResult = {}
+        at = 0
+        for span, rows in zip(plan.spans, counts, strict=True):
+            if rows:
+                result[span.request.id] = self._sample(span, logits[at : at + rows])
+            at += rows
+        return result
+
+    def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
+        """logits [rows, vocab]: the span's last row, or all of them."""
+        request, params = span.request, span.request.params
+        scores: list[Logprob] | None = None
+        if span.want == "all":
+            targets = request.prompt[span.start + 1 : span.start + span.count + 1]
+            scores = [sampler.logprob(row, token, params.prompt_logprobs) for row, token in zip(logits, targets, strict=False)]
+        if not span.samples:
+            return Sampled(None, None, scores)
+        token = sampler.sample(logits[-1], params, span.known, len(request.prompt), request.choice, self._end_tokens)
+        chosen = None if params.logprobs is None else sampler.logprob(logits[-1], token, params.logprobs)
+        return Sampled(token, chosen, scores)

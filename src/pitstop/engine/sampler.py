@@ -1,0 +1,109 @@
+"""From one row of logits to one token. Pure numpy, one row at a time, in fixed order: neighbours, batch size and threads cannot matter.
+
+The draw is a function of (seed, choice, position) alone (Philox, a counter-based generator: Salmon et al., SC 2011), so any worker can
+continue any request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pitstop.types import Logprob, SamplingParams
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing by them would overflow fp32 and change nothing but ties."""
+
+_NUCLEUS_STEP = 256
+
+
+def sample(
+    logits: np.ndarray, params: SamplingParams, known: list[int], prompt_length: int, choice: int, end_tokens: frozenset[int]
+) -> int:
+    """The next token for `logits` [vocab] fp32 (not changed), after `known` tokens of which the first `prompt_length` are the prompt."""
+    logits = _adjusted(logits, params, known, prompt_length, end_tokens)
+    if params.temperature < GREEDY_BELOW:
+        return int(logits.argmax())
+    scaled = logits / np.float32(params.temperature)
+    candidates, weights = _filtered(scaled, params)
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    draw = uniform(params.seed, choice, len(known)) * cumulative[-1]
+    return int(candidates[min(np.searchsorted(cumulative, draw, side="right"), len(candidates) - 1)])
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, fixed by its arguments."""
+    bits = np.random.Philox(key=[seed % 2**64, choice], counter=[position, 0, 0, 0]).random_raw()
+    return (int(bits) >> 11) * 2.0**-53
+
+
+def logprob(logits: np.ndarray, token: int, top: int) -> Logprob:
+    """Log-probability of `token` under softmax(logits), logits [vocab] fp32, and the `top` likeliest tokens (ties: lower id first)."""
+    peak = logits.max()
+    normaliser = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
+    likeliest = _largest(logits, top)
+    return Logprob(token, float(logits[token]) - normaliser, [(int(i), float(logits[i]) - normaliser) for i in likeliest])
+
+
+def _adjusted(
+    logits: np.ndarray, params: SamplingParams, known: list[int], prompt_length: int, end_tokens: frozenset[int]
+) -> np.ndarray:
+    """A copy of the logits after bias, penalties and min_tokens; the logits themselves when there is nothing to do."""
+    generated = known[prompt_length:]
+    barred = (end_tokens | set(params.stop_token_ids)) if len(generated) < params.min_tokens else ()
+    penalised = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+    if not (params.logit_bias or penalised or barred):
+        return logits
+    logits = logits.copy()
+    for token, bias in params.logit_bias.items():
+        logits[token] += bias
+    if params.repetition_penalty != 1.0:  # Keskar et al. 2019, over prompt and answer
+        seen = np.unique(known)
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / params.repetition_penalty, logits[seen] * params.repetition_penalty)
+    if generated and (params.presence_penalty or params.frequency_penalty):  # OpenAI: over the answer alone
+        tokens, counts = np.unique(generated, return_counts=True)
+        logits[tokens] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
+    for token in barred:
+        logits[token] = -np.inf
+    return logits
+
+
+def _filtered(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """Candidates after top_k, top_p and min_p, and their unnormalised weights (the likeliest has 1)."""
+    candidates = np.arange(len(scaled))
+    if 0 < params.top_k < len(scaled):
+        candidates = np.sort(_largest(scaled, params.top_k))
+        scaled = scaled[candidates]
+    weights = np.exp(scaled - scaled.max())
+    if params.top_p < 1.0:
+        keep = _nucleus(weights, params.top_p)
+        candidates, weights = candidates[keep], weights[keep]
+    if params.min_p > 0.0:
+        keep = weights >= params.min_p
+        candidates, weights = candidates[keep], weights[keep]
+    return candidates, weights
+
+
+def _nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
+    """Indices of the smallest set of likeliest candidates whose share reaches top_p; sorts only as many as it needs."""
+    wanted = top_p * weights.sum(dtype=np.float64)
+    size = _NUCLEUS_STEP
+    while True:
+        order = _largest(weights, size)
+        cumulative = np.cumsum(weights[order], dtype=np.float64)
+        if cumulative[-1] >= wanted or len(order) == len(weights):
+            return order[: int(np.searchsorted(cumulative, wanted)) + 1]
+        size *= 8
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` largest values, largest first, ties by lower index."""
+    if count <= 0:
+        return np.empty(0, np.intp)
+    if count < len(values):
+        threshold = np.partition(values, len(values) - count)[len(values) - count]
+        above = np.flatnonzero(values > threshold)
+        ties = np.flatnonzero(values == threshold)[: count - len(above)]
+        indices = np.concatenate([above, ties])
+    else:
+        indices = np.arange(len(values))
+    return indices[np.lexsort((indices, -values[indices]))]

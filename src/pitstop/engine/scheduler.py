@@ -1,0 +1,247 @@
+"""Which tokens to compute next. Pure Python, no torch: `plan` → (the step runs) → `settle`.
+
+There are no phases. Every request has known tokens (prompt, then answer) and computed ones, and each step lets the computed catch up
+with the known: prefill, chunked prefill, decode, and recomputation after a preemption are this one mechanism.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import insort
+from dataclasses import dataclass, field
+
+from pitstop.errors import ContextLengthExceeded, InvalidRequest
+from pitstop.kv.cache import Holding, KVCache
+from pitstop.types import SEGMENT, FinishReason, Logprob, Output, Request, Span, StepPlan, StepResult
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request in the engine. `holding` is None while it waits."""
+
+    request: Request
+    key: tuple[float, int]  # what goes first: priority, aged by arrival, then order of submission
+    known: list[int]
+    holding: Holding | None = None
+    cached_tokens: int = 0
+    admitted_once: bool = False
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def pending(self) -> int:
+        return len(self.known) - (self.holding.length if self.holding else 0)
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.holding is not None and self.holding.length < self.prompt_length
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether prompt log-probabilities are still to be computed: they need every prompt row, so nothing may come from the cache."""
+        return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length - 1
+
+
+class Scheduler:
+    """Continuous batching over a `KVCache`.
+
+    prefill_chunk: prompt tokens computed per step, all requests together; decodes are on top, bounded by max_running.
+    ageing: seconds of waiting that are worth one step of priority. Because everybody ages alike, the order never changes while waiting.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        context: int,
+        vocab_size: int,
+        end_tokens: frozenset[int] = frozenset(),
+        prefill_chunk: int = 512,
+        max_running: int = 32,
+        ageing: float = 10.0,
+    ) -> None:
+        self.cache = cache
+        self.context = context
+        self.vocab_size = vocab_size
+        self.end_tokens = end_tokens
+        self.prefill_chunk = prefill_chunk
+        self.max_running = max_running
+        self.ageing = ageing
+        self.preemptions = 0
+        self.cached_tokens = 0  # prompt tokens taken from the prefix index, all requests
+        self.admitted: list[str] = []  # since the last take_changes
+        self.preempted: list[str] = []
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []  # both sorted by key
+        self._running: list[Sequence] = []
+        self._order = itertools.count()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sequences)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest (ContextLengthExceeded) for one that can never run; its id must be new."""
+        params = request.params
+        if request.id in self._sequences:
+            raise InvalidRequest(f"request id {request.id} is in use", "id")
+        if not request.prompt:
+            raise InvalidRequest("the prompt has no tokens", "prompt")
+        if any(not 0 <= token < self.vocab_size for token in request.prompt):
+            raise InvalidRequest(f"prompt token ids must lie in [0, {self.vocab_size})", "prompt")
+        params.check_vocabulary(self.vocab_size)
+        if len(request.prompt) + params.max_tokens > self.context:
+            raise ContextLengthExceeded(len(request.prompt), params.max_tokens, self.context, "prompt")
+        key = (request.priority * self.ageing + request.arrival, next(self._order))
+        sequence = Sequence(request, key, list(request.prompt))
+        self._sequences[request.id] = sequence
+        insort(self._waiting, sequence, key=lambda s: s.key)
+
+    def cancel(self, request_id: str) -> Output | None:
+        """End a request now and free what it holds; None when it is unknown or has ended."""
+        sequence = self._sequences.get(request_id)
+        return sequence and self._end(sequence, [], "cancelled")
+
+    def fail_all(self, message: str) -> list[Output]:
+        """End every request with an error."""
+        outputs = [self._end(sequence, [], "error") for sequence in list(self._sequences.values())]
+        for output in outputs:
+            output.message = message
+        return outputs
+
+    def expire(self, now: float) -> list[Output]:
+        """End the requests whose deadline has passed, queued or running."""
+        late = [s for s in self._sequences.values() if s.request.deadline is not None and s.request.deadline <= now]
+        return [self._end(sequence, [], "timeout") for sequence in late]
+
+    def plan(self) -> StepPlan:
+        """The next step: running requests first, then admissions while budget, pages and tails last. Reserves what the step needs."""
+        plan = StepPlan()
+        budget = self.prefill_chunk
+        preemptions = self.preemptions
+        for sequence in list(self._running):
+            count = sequence.pending if sequence.pending == 1 else min(sequence.pending, budget)
+            if sequence.holding is None or count == 0:  # preempted for an earlier one, or no budget left
+                continue
+            while (pieces := self.cache.reserve(sequence.holding, count)) is None:
+                victim = self._running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    break
+            if pieces is not None:
+                budget -= count if count > 1 else 0
+                plan.spans.append(self._span(sequence, count))
+        if self.preemptions == preemptions:
+            self._admit(plan, budget)
+        plan.copies, self.cache.copies = self.cache.copies, []
+        return plan
+
+    def settle(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        """Book what the step computed; the outputs, in the plan's order."""
+        outputs = []
+        for span in plan.spans:
+            sequence = self._sequences[span.request.id]
+            self.cache.commit(sequence.holding, sequence.known)
+            sampled = result.get(span.request.id)
+            if sampled is not None and sampled.prompt_logprobs:
+                sequence.prompt_logprobs += sampled.prompt_logprobs
+            if sequence.pending:
+                continue
+            tokens = [sampled.token] if sampled is not None and sampled.token is not None else []
+            sequence.known += tokens
+            finish = self._finish(sequence)
+            output = self._end(sequence, tokens, finish) if finish else self._output(sequence, tokens, None)
+            output.logprobs = [sampled.logprob] if tokens and sampled.logprob is not None else None
+            outputs.append(output)
+        return outputs
+
+    def take_changes(self) -> tuple[list[str], list[str]]:
+        """Ids admitted and preempted since the last call."""
+        changes = self.admitted, self.preempted
+        self.admitted, self.preempted = [], []
+        return changes
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        leading = {s.request.group for s in self._running if s.in_prefill}
+        for sequence in list(self._waiting):
+            if budget <= 0 or len(self._running) >= self.max_running:
+                return
+            request = sequence.request
+            if request.group and request.group in leading:  # the first choice computes the common prompt, the others then share it
+                continue
+            holding = self.cache.open(sequence.known, sequence.prompt_length, reuse=not sequence.scores_prompt)
+            if holding is None:
+                return
+            sequence.holding = holding
+            count = min(sequence.pending, budget)
+            fits = len(sequence.known) // SEGMENT - len(holding.pages) <= self.cache.available_pages()
+            if not fits or self.cache.reserve(holding, count) is None:
+                self.cache.abandon(holding)
+                sequence.holding = None
+                return  # who comes later must not overtake
+            self._waiting.remove(sequence)
+            insort(self._running, sequence, key=lambda s: s.key)
+            self.admitted.append(request.id)
+            if not sequence.admitted_once:
+                sequence.admitted_once, sequence.cached_tokens = True, holding.cached
+                self.cached_tokens += holding.cached
+            if sequence.in_prefill:
+                leading.add(request.group)
+            budget -= count
+            plan.spans.append(self._span(sequence, count))
+
+    def _span(self, sequence: Sequence, count: int) -> Span:
+        """The span of the tokens just reserved."""
+        holding = sequence.holding
+        pages = holding.pages + [piece.seal for piece in holding.pending if piece.seal >= 0]
+        if sequence.scores_prompt:
+            want = "all"
+        else:
+            want = "last" if count == sequence.pending and sequence.request.params.max_tokens else "none"
+        return Span(sequence.request, sequence.known, holding.length, count, pages, holding.pending, want)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take everything from a running request and queue it again; it will catch up by recomputation (or from the prefix index)."""
+        self.cache.close(sequence.holding, sequence.known)
+        sequence.holding = None
+        if sequence.scores_prompt:
+            sequence.prompt_logprobs.clear()
+        self._running.remove(sequence)
+        insort(self._waiting, sequence, key=lambda s: s.key)
+        self.preemptions += 1
+        self.preempted.append(sequence.request.id)
+
+    def _finish(self, sequence: Sequence) -> FinishReason | None:
+        params, generated = sequence.request.params, len(sequence.known) - sequence.prompt_length
+        if generated and generated >= params.min_tokens:
+            last = sequence.known[-1]
+            if last in params.stop_token_ids or (last in self.end_tokens and not params.ignore_eos):
+                return "stop"
+        return "length" if generated >= params.max_tokens else None
+
+    def _output(self, sequence: Sequence, tokens: list[int], finish: FinishReason | None) -> Output:
+        first = len(sequence.known) - sequence.prompt_length <= 1
+        scores = sequence.prompt_logprobs if first and sequence.request.params.prompt_logprobs is not None else None
+        return Output(sequence.request.id, tokens, None, finish, sequence.cached_tokens, scores)
+
+    def _end(self, sequence: Sequence, tokens: list[int], finish: FinishReason) -> Output:
+        """Free what a request holds and forget it."""
+        if sequence.holding is not None:
+            self.cache.close(sequence.holding, sequence.known)
+            sequence.holding = None
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        del self._sequences[sequence.request.id]
+        return self._output(sequence, tokens, finish)

@@ -1,0 +1,90 @@
+"""The engine worker process: `python -m pitstop.engine.worker FD`, FD an inherited socket to the front (engine/protocol.py).
+
+It waits in the kernel while idle, takes what has arrived between steps, and exits at end of file: a worker never outlives its front.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import signal
+import socket
+import sys
+import time
+
+from pitstop.config import EngineConfig
+from pitstop.engine.protocol import Commands, Failed, Ready, Start, Step, ToWorker, receive, send
+from pitstop.errors import InvalidRequest, PitstopError
+from pitstop.types import Output
+
+log = logging.getLogger(__name__)
+
+CHECK_INTERVAL = 10.0
+"""Seconds between audits of the cache while idle."""
+
+
+def main(sock: socket.socket) -> int:
+    """Serve one front until it goes. Returns the exit status."""
+    start = receive(sock, ToWorker)
+    if not isinstance(start, Start):
+        return 1
+    try:
+        engine = _load(start.config)
+    except Exception as error:  # whatever it is, the front must learn why nothing will come
+        log.debug("start failed", exc_info=True)
+        message = str(error) if isinstance(error, PitstopError) else f"{type(error).__name__}: {error}"
+        send(sock, Failed(start.incarnation, message))
+        return 1
+    send(sock, Ready(start.incarnation, engine.context, engine.kv_tokens, engine.vocab_size, engine.notes()))
+    return _serve(sock, engine, start.incarnation)
+
+
+def _load(config: EngineConfig):
+    from pitstop.engine.core import Engine  # torch: after the socket is ours, so that a failure to import is reported
+    from pitstop.models.weights.gguf import open_gguf
+
+    return Engine(config, open_gguf(config.model))
+
+
+def _serve(sock: socket.socket, engine, incarnation: int) -> int:
+    checked = time.monotonic()
+    while True:
+        ready = select.select([sock], [], [], 0 if engine.busy else CHECK_INTERVAL)[0]
+        outputs: list[Output] = []
+        if ready:
+            message = receive(sock, ToWorker)
+            if message is None:
+                return 0
+            if message.incarnation != incarnation or not isinstance(message, Commands):
+                raise RuntimeError(f"a message that is not for incarnation {incarnation}: {message!r:.100}")
+            outputs += _apply(engine, message)
+        elif not engine.busy and time.monotonic() - checked >= CHECK_INTERVAL:
+            engine.check()
+            checked = time.monotonic()
+            continue
+        if engine.busy:
+            outputs += engine.step()
+        admitted, preempted = engine.scheduler.take_changes()
+        try:
+            send(sock, Step(incarnation, outputs, engine.stats(), admitted, preempted))
+        except OSError:
+            return 0  # the front is gone
+
+
+def _apply(engine, commands: Commands) -> list[Output]:
+    """Cancels and submissions; the outputs of those that end at once."""
+    outputs = []
+    for request in commands.submit:
+        try:
+            engine.submit(request)
+        except InvalidRequest as error:  # the door checks first; this is the engine's own line of defence
+            outputs.append(Output(request.id, [], finish="error", message=str(error)))
+    for request_id in commands.cancel:
+        if output := engine.cancel(request_id):
+            outputs.append(output)
+    return outputs
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the front's to handle
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))
