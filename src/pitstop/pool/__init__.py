@@ -1,0 +1,6 @@
+"""Workers seen from the front: spawn, supervise, route, journal. Rung 5; imports no torch."""
+
+from pitstop.pool.pool import Gauges, Observer, Pool
+from pitstop.pool.stream import Delta, Stream, TokenScore
+
+__all__ = ["Delta", "Gauges", "Observer", "Pool", "Stream", "TokenScore"]

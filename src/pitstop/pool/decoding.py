@@ -1,0 +1,63 @@
+"""From the engine's step messages to deltas: detokenising, stop strings and log-probabilities. Runs on a worker's reader thread."""
+
+from __future__ import annotations
+
+from pitstop.engine.protocol import Step
+from pitstop.pool.stream import Delta, TokenScore
+from pitstop.text.stream import TextStream
+from pitstop.text.tokenizer import Tokenizer
+from pitstop.types import Logprob, Output, Request
+
+
+class Decoding:
+    """The text state of every choice that one worker incarnation runs.
+
+    `open` and `close` may be called from the event loop while `step` runs: each is a single dictionary operation.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[str, TextStream] = {}
+
+    def open(self, request: Request) -> None:
+        self._texts[request.id] = TextStream(self._tokenizer, request.params.stop, request.params.min_tokens)
+
+    def close(self, request_id: str) -> None:
+        """Ignore what still comes for this id."""
+        self._texts.pop(request_id, None)
+
+    def step(self, step: Step) -> tuple[list[Delta], list[str]]:
+        """The deltas of one step, and the ids whose stop string matched: the worker must be told to cancel them."""
+        deltas, stopped = [], []
+        for output in step.outputs:
+            text = self._texts.get(output.id)
+            if text is None:
+                continue
+            delta = self._delta(output, text)
+            if delta.finish is not None:
+                self.close(output.id)
+                if output.finish is None:
+                    stopped.append(output.id)
+            deltas.append(delta)
+        return deltas, stopped
+
+    def _delta(self, output: Output, text: TextStream) -> Delta:
+        finish, shown = output.finish, output.tokens
+        if finish == "stop":  # the last token ended the answer and is not a part of it
+            shown = shown[:-1]
+        settled = text.push(shown)
+        words, tokens = settled.text, output.tokens
+        if settled.stopped:
+            finish, tokens = "stop", output.tokens[: settled.tokens]
+        elif finish is not None:
+            words += text.finish().text
+        scores = [self._score(score) for score in output.logprobs[: settled.tokens]] if output.logprobs is not None else None
+        prompt_scores = [self._score(score) for score in output.prompt_logprobs] if output.prompt_logprobs is not None else None
+        return Delta(output.id, tokens, words, scores, finish, output.cached_tokens, prompt_scores, output.message)
+
+    def _score(self, score: Logprob) -> TokenScore:
+        return self._spell(score.token, score.logprob, [self._spell(token, logprob, []) for token, logprob in score.top])
+
+    def _spell(self, token: int, logprob: float, top: list[TokenScore]) -> TokenScore:
+        data = self._tokenizer.token_bytes(token)
+        return TokenScore(data.decode("utf-8", "replace"), data, logprob, top)

@@ -1,0 +1,100 @@
+"""The book of what is in flight: one entry per choice, exact counts by stage, totals that add up. Used on the event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pitstop.pool.stream import Stream
+from pitstop.types import FinishReason, Request
+
+Stage = Literal["queued", "running"]
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One choice in flight. With the request (prompt ids, seed) and `emitted` any worker could continue it."""
+
+    request: Request
+    stream: Stream
+    stage: Stage = "queued"
+    emitted: list[int] = field(default_factory=list)
+    last_token_at: float | None = None  # monotonic; None: no token yet
+    timer: asyncio.TimerHandle | None = None
+
+
+class Journal:
+    """Entries by id, and counts. At any time: accepted = finished, all reasons together, + in flight.
+
+    The door holds places for requests that are being read and tokenised (stage "encoding"); they are not accepted yet.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.encoding = 0
+        self.accepted = 0
+        self.finished: Counter[FinishReason] = Counter()
+        self._stages: Counter[Stage] = Counter()
+        self._without_token = 0
+        self._finish_times: deque[float] = deque(maxlen=32)
+
+    @property
+    def queued(self) -> int:
+        return self._stages["queued"]
+
+    @property
+    def running(self) -> int:
+        return self._stages["running"]
+
+    @property
+    def waiting(self) -> int:
+        """Choices that have no token yet, in whatever stage: what `PoolConfig.max_waiting` bounds."""
+        return self.encoding + self._without_token
+
+    def add(self, entry: Entry) -> None:
+        self.entries[entry.request.id] = entry
+        self.accepted += 1
+        self._without_token += 1
+        self._stages[entry.stage] += 1
+
+    def move(self, entry: Entry, stage: Stage) -> None:
+        self._stages[entry.stage] -= 1
+        self._stages[stage] += 1
+        entry.stage = stage
+
+    def emit(self, entry: Entry, tokens: list[int], now: float) -> None:
+        """Book tokens that arrived at `now` (monotonic seconds)."""
+        if not tokens:
+            return
+        if entry.last_token_at is None:
+            self._without_token -= 1
+        entry.last_token_at = now
+        entry.emitted += tokens
+
+    def end(self, entry: Entry, reason: FinishReason, now: float) -> None:
+        """Take an entry out. A second end of the same entry is a bug and raises KeyError."""
+        del self.entries[entry.request.id]
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.last_token_at is None:
+            self._without_token -= 1
+        self._stages[entry.stage] -= 1
+        self.finished[reason] += 1
+        self._finish_times.append(now)
+
+    def retry_after(self, now: float) -> int:
+        """Seconds after which a refused request may hope for a place: the queue's length over the recent rate of finishes, 1 to 60."""
+        if len(self._finish_times) < 2:
+            return 1
+        interval = (now - self._finish_times[0]) / len(self._finish_times)
+        return min(60, max(1, round(interval * self.waiting / 2)))
+
+    def check(self) -> None:
+        """Recount everything from the entries; AssertionError when a count is off."""
+        stages = Counter(entry.stage for entry in self.entries.values())
+        assert all(stages[stage] == self._stages[stage] for stage in ("queued", "running")), (stages, self._stages)
+        assert self._without_token == sum(entry.last_token_at is None for entry in self.entries.values())
+        assert self.accepted == sum(self.finished.values()) + len(self.entries)
+        assert self.encoding >= 0

@@ -1,0 +1,143 @@
+"""One worker incarnation: the process, its socket, and the two threads that wait on it, so that the event loop never does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from pitstop.config import EngineConfig
+from pitstop.engine.protocol import Commands, Failed, Ready, Start, Step, ToFront, receive, send
+from pitstop.types import Request
+
+log = logging.getLogger(__name__)
+
+WORKER_COMMAND = (sys.executable, "-m", "pitstop.engine.worker")
+"""The worker program; it gets the number of its socket's file descriptor as last argument."""
+
+_EXIT_GRACE = 5.0  # seconds between end of file and SIGKILL
+
+
+class Worker:
+    """A running worker process.
+
+    `on_message` and then, once, `on_exit` are called on the reader thread; `on_exit` comes after the process has been reaped.
+    """
+
+    def __init__(
+        self,
+        incarnation: int,
+        config: EngineConfig,
+        command: Sequence[str],
+        on_message: Callable[[Worker, Ready | Step | Failed], None],
+        on_exit: Callable[[Worker], None],
+    ) -> None:
+        """Start the process. Raises OSError when it cannot be started."""
+        self.incarnation = incarnation
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._commands: SimpleQueue[Request | str | None] = SimpleQueue()
+        self._socket, other = socket.socketpair()
+        try:
+            with other:
+                # A session of its own: Ctrl-C in the terminal reaches the front only, which then drains.
+                self._process = subprocess.Popen([*command, str(other.fileno())], pass_fds=[other.fileno()], start_new_session=True)
+        except OSError:
+            self._socket.close()
+            raise
+        self._writer = threading.Thread(
+            target=self._write, args=[Start(incarnation, config)], name=f"worker-{incarnation}-writer", daemon=True
+        )
+        self._reader = threading.Thread(target=self._read, name=f"worker-{incarnation}-reader", daemon=True)
+        self._writer.start()
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> str:
+        """How the process ended, for the log."""
+        code = self._process.returncode
+        if code is None:
+            return "is still running"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def submit(self, request: Request) -> None:
+        self._commands.put(request)
+
+    def cancel(self, request_id: str) -> None:
+        self._commands.put(request_id)
+
+    def stop(self) -> None:
+        """Close the line: the worker exits on end of file, and is killed if it does not within a few seconds. Returns at once."""
+        self._commands.put(None)
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it was gone already
+            pass
+
+    def kill(self) -> None:
+        """SIGKILL the worker and whatever it started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def join(self) -> None:
+        """Wait until process and threads have ended."""
+        self._reader.join()
+
+    def _write(self, start: Start) -> None:
+        """Send what is queued, in one message per wake-up."""
+        try:
+            send(self._socket, start)
+            while (first := self._commands.get()) is not None:
+                submit, cancel = [], []
+                for command in self._batch(first):
+                    (cancel if isinstance(command, str) else submit).append(command)
+                send(self._socket, Commands(self.incarnation, submit, cancel))
+        except OSError:  # the reader sees the end of file and reports it
+            pass
+
+    def _batch(self, first: Request | str) -> list[Request | str]:
+        batch = [first]
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return batch
+            if command is None:
+                self._commands.put(None)
+                return batch
+            batch.append(command)
+
+    def _read(self) -> None:
+        try:
+            while (message := receive(self._socket, ToFront)) is not None:
+                if message.incarnation == self.incarnation:
+                    self._on_message(self, message)
+        except OSError:  # stop() closed the line
+            pass
+        except Exception:  # a message that makes no sense; nothing after it can be trusted
+            log.exception("the messages of worker %d cannot be read on; it is killed", self.incarnation)
+            self.kill()
+        finally:
+            self.stop()
+            self._reap()
+            self._on_exit(self)
+
+    def _reap(self) -> None:
+        try:
+            self._process.wait(_EXIT_GRACE)
+        except subprocess.TimeoutExpired:
+            log.warning("worker %d did not exit within %g s; it is killed", self.incarnation, _EXIT_GRACE)
+            self.kill()
+            self._process.wait()
+        self._writer.join()
+        self._socket.close()

@@ -1,0 +1,212 @@
+"""A worker process without a model: speaks the engine's protocol, needs no torch, answers with what the prompt says.
+
+Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S] FD`. Tokens are those of `toys.toy_vocabulary`.
+
+The answer to a prompt is scripted by the last `#…#` in the prompt's text:
+
+    #say TEXT#   those bytes, one token each, then the end token (\\n and \\# are unescaped)
+    #echo#       the prompt's own tokens
+    #die N#      SIGKILL of itself after N tokens          #wedge N#    nothing more after N tokens
+    #slow MS#    one token each MS milliseconds            #burst N#    N tokens a step
+    #fail N#     ends with an error after N tokens         #hold#       stays queued for ever
+
+Several may be given, `#slow 5##say hello#`; without `say` or `echo` it counts "0 1 2 3 …" for ever. Log-probabilities are -0.5 for the
+token and the top is the token followed by its neighbours; logit_bias is obeyed in that a token with bias 100 is said for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toys import byte_tokens, toy_vocabulary
+
+from pitstop.engine.protocol import Commands, Failed, Ready, Start, Stats, Step, ToWorker, receive, send
+from pitstop.text.tokenizer import Tokenizer
+from pitstop.types import Logprob, Output, Request
+
+CONTEXT = 512
+END = 2
+MAX_RUNNING = 8
+
+_SCRIPT = re.compile(r"#(say|echo|die|wedge|slow|burst|fail|hold)\s?((?:\\#|[^#])*)#")
+
+
+@dataclass
+class Sequence:
+    request: Request
+    script: dict[str, str]
+    answer: list[int] | None  # None: count for ever
+    said: int = 0
+    running: bool = False
+    due: float = 0.0
+    counted: bytes = b""
+
+
+class Model:
+    """The state of the fake engine."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer(toy_vocabulary())
+        self.sequences: dict[str, Sequence] = {}
+        self.admitted: list[str] = []
+        self.steps = self.generated = self.prompt_tokens = 0
+
+    def submit(self, request: Request) -> None:
+        text = self.tokenizer.decode(request.prompt)
+        script = {word: value for word, value in _SCRIPT.findall(text)}
+        answer = None
+        if "say" in script:
+            answer = [*byte_tokens(script["say"].replace("\\n", "\n").replace("\\#", "#").encode()), END]
+        elif "echo" in script:
+            answer = [*request.prompt, END]
+        forced = [token for token, bias in request.params.logit_bias.items() if bias == 100]
+        if forced:
+            answer = forced * request.params.max_tokens
+        self.sequences[request.id] = Sequence(request, script, answer)
+
+    def cancel(self, request_id: str) -> Output | None:
+        return Output(request_id, [], finish="cancelled") if self.sequences.pop(request_id, None) else None
+
+    def stats(self) -> Stats:
+        running = sum(s.running for s in self.sequences.values())
+        return Stats(
+            running=running,
+            waiting=len(self.sequences) - running,
+            pages_total=100,
+            pages_free=100 - running,
+            tails_total=MAX_RUNNING,
+            tails_free=MAX_RUNNING - running,
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated,
+        )
+
+    def wait(self) -> float | None:
+        """Seconds until a step has something to do; None: nothing to do at all."""
+        dues = [s.due for s in self.sequences.values() if s.running]
+        dues += [s.request.deadline for s in self.sequences.values() if s.request.deadline is not None]
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    def step(self) -> list[Output]:
+        now = time.monotonic()
+        outputs = []
+        for sequence in list(self.sequences.values()):
+            request = sequence.request
+            if request.deadline is not None and request.deadline <= now and "wedge" not in sequence.script:
+                outputs.append(Output(request.id, [], finish="timeout"))
+                del self.sequences[request.id]
+            elif sequence.running and sequence.due <= now:
+                output = self.advance(sequence, now)
+                if output is not None:
+                    outputs.append(output)
+        self.admit()
+        self.steps += 1
+        return outputs
+
+    def admit(self) -> None:
+        running = sum(s.running for s in self.sequences.values())
+        for sequence in self.sequences.values():
+            if not sequence.running and "hold" not in sequence.script and running < MAX_RUNNING:
+                sequence.running = True
+                running += 1
+                self.prompt_tokens += len(sequence.request.prompt)
+                self.admitted.append(sequence.request.id)
+
+    def advance(self, sequence: Sequence, now: float) -> Output | None:
+        script, params, request = sequence.script, sequence.request.params, sequence.request
+        sequence.due = now + float(script.get("slow", 0)) / 1000
+        tokens: list[int] = []
+        finish = None
+        for _ in range(int(script.get("burst", 1))):
+            if sequence.said == int(script.get("die", -1)):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if sequence.said == int(script.get("wedge", -1)):
+                sequence.due = float("inf")
+                return None
+            if sequence.said == int(script.get("fail", -1)):
+                del self.sequences[request.id]
+                return Output(request.id, tokens, finish="error", message="scripted failure")
+            if params.max_tokens:
+                tokens.append(self.next_token(sequence))
+            if tokens and tokens[-1] in {END, *params.stop_token_ids} and not (params.ignore_eos and tokens[-1] == END):
+                finish = "stop"
+            elif sequence.said >= params.max_tokens:
+                finish = "length"
+            if finish:
+                del self.sequences[request.id]
+                break
+        logprobs = [self.logprob(token, params.logprobs) for token in tokens] if params.logprobs is not None else None
+        first = sequence.said == len(tokens)
+        scores = None
+        if first and params.prompt_logprobs is not None:
+            scores = [self.logprob(token, params.prompt_logprobs) for token in request.prompt[1:]]
+        return Output(request.id, tokens, logprobs, finish, request.choice, scores)
+
+    def next_token(self, sequence: Sequence) -> int:
+        if sequence.answer is None:
+            while len(sequence.counted) <= sequence.said:
+                sequence.counted += f"{sequence.counted.count(b' ')} ".encode()
+            token = byte_tokens(sequence.counted[sequence.said : sequence.said + 1])[0]
+        else:
+            token = sequence.answer[sequence.said] if sequence.said < len(sequence.answer) else END
+        sequence.said += 1
+        self.generated += 1
+        return token
+
+    def logprob(self, token: int, top: int) -> Logprob:
+        others = [(token + i) % self.tokenizer.vocab_size for i in range(top)]
+        return Logprob(token, -0.5, [(other, -0.5 - i) for i, other in enumerate(others)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--die-at-start", action="store_true")
+    parser.add_argument("--die-if", type=Path, default=Path("/nonexistent"), help="die at start while this file exists")
+    parser.add_argument("--fail", default="")
+    parser.add_argument("--slow-start", type=float, default=0)
+    parser.add_argument("fd", type=int)
+    options = parser.parse_args()
+    sock = socket.socket(fileno=options.fd)
+    start = receive(sock, ToWorker)
+    assert isinstance(start, Start)
+    if options.die_at_start or options.die_if.exists():
+        os._exit(3)
+    if options.fail:
+        send(sock, Failed(start.incarnation, options.fail))
+        return
+    if options.slow_start and select.select([sock], [], [], options.slow_start)[0]:
+        return  # end of file while loading
+    model = Model()
+    send(sock, Ready(start.incarnation, CONTEXT, 12800, model.tokenizer.vocab_size, ["fake worker"]))
+    serve(sock, model, start.incarnation)
+
+
+def serve(sock: socket.socket, model: Model, incarnation: int) -> None:
+    while True:
+        outputs: list[Output] = []
+        if select.select([sock], [], [], model.wait())[0]:
+            commands = receive(sock, ToWorker)
+            if commands is None:
+                return
+            assert isinstance(commands, Commands)
+            for request in commands.submit:
+                model.submit(request)
+            outputs += filter(None, map(model.cancel, commands.cancel))
+        outputs += model.step()
+        send(sock, Step(incarnation, outputs, model.stats(), model.admitted, []))
+        model.admitted = []
+
+
+if __name__ == "__main__":
+    main()
