@@ -1,0 +1,60 @@
+"""A model without tensors: it remembers which tokens lie in which slot, and refuses to read what a real kernel could not have."""
+
+from __future__ import annotations
+
+import hashlib
+
+from pitstop.types import SEGMENT, Logprob, Sampled, StepPlan, StepResult
+
+
+class FakeRunner:
+    """Runs plans on remembered tokens. The next token is a hash of everything before it, so a wrong context shows in the answer."""
+
+    def __init__(self, vocab_size: int = 1000) -> None:
+        self.vocab_size = vocab_size
+        self.pages: dict[int, tuple[int, ...]] = {}
+        self.tails: dict[int, list[int | None]] = {}
+        self.rows = 0
+
+    def next_token(self, known: list[int]) -> int:
+        digest = hashlib.sha256(repr(known).encode()).digest()
+        return int.from_bytes(digest[:4], "little") % self.vocab_size
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for source, destination in plan.copies:
+            self.tails[destination] = list(self.tails.get(source, [None] * SEGMENT))
+        for span in plan.spans:  # all rows are written, then everything is sealed, then everything is read, as the kernels do
+            for piece in span.pieces:
+                tail = self.tails.setdefault(piece.tail, [None] * SEGMENT)
+                for offset in range(piece.count):
+                    position = piece.start + offset
+                    tail[position % SEGMENT] = span.known[position]
+        for span in plan.spans:
+            for piece in span.pieces:
+                if piece.seal >= 0:
+                    self.pages[piece.seal] = tuple(self.tails[piece.tail])
+        result: StepResult = {}
+        for span in plan.spans:
+            self._check(span)
+            self.rows += span.count
+            if span.want != "none":
+                scores = [Logprob(t, 0.0) for t in span.request.prompt[span.start + 1 : span.start + span.count + 1]]
+                token = self.next_token(span.known) if span.samples else None
+                result[span.request.id] = Sampled(token, None, scores if span.want == "all" else None)
+        return result
+
+    def _check(self, span) -> None:
+        covered = 0
+        for piece in span.pieces:
+            assert piece.row == covered
+            assert piece.start == span.start + covered
+            base = piece.start - piece.start % SEGMENT
+            end = piece.start + piece.count
+            assert end <= base + SEGMENT, "a piece crosses a segment"
+            assert (piece.seal >= 0) == (end == base + SEGMENT), "a full segment is sealed, an open one is not"
+            for index in range(base // SEGMENT):
+                expected = tuple(span.known[index * SEGMENT : (index + 1) * SEGMENT])
+                assert self.pages[span.pages[index]] == expected, f"page {span.pages[index]} holds another segment"
+            assert self.tails[piece.tail][: end - base] == span.known[base:end], f"tail {piece.tail} holds other tokens"
+            covered += piece.count
+        assert covered == span.count

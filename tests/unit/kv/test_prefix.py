@@ -1,0 +1,89 @@
+"""The prefix index: nearest keys, eviction order, references."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitstop.kv.prefix import Neighbours, PrefixIndex, common
+from pitstop.kv.slots import Slots
+
+short = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
+
+
+@given(st.lists(short, max_size=12), st.lists(short, max_size=4), short)
+def test_nearest_shares_the_longest_prefix(keys: list, removed: list, query: tuple) -> None:
+    neighbours: Neighbours[tuple] = Neighbours()
+    for key in keys:
+        neighbours.put(key, key)
+    left = set(keys)
+    for key in removed:
+        if key in left:
+            neighbours.remove(key)
+            left.remove(key)
+    found, shared = neighbours.nearest(query)
+    assert shared == max((common(key, query) for key in left), default=0)
+    assert (found is None) == (shared == 0)
+    assert found is None or common(found, query) == shared
+
+
+def index_of(pages: int, tails: int, max_tails: int = 8) -> PrefixIndex:
+    return PrefixIndex(Slots(pages), Slots(tails), max_tails)
+
+
+def put(index: PrefixIndex, node, first: int):
+    """A segment that nobody but the index holds."""
+    page = index._pages.take()
+    child = index.insert(node, (first,) * 128, page)
+    index._pages.drop(page)
+    return child
+
+
+def test_pages_go_leaf_first_and_oldest_first() -> None:
+    index = index_of(4, 0)
+    a = put(index, index.root, 1)
+    ab = put(index, a, 2)
+    c = put(index, index.root, 3)
+    index.walk([1] * 128 + [2] * 128, 256)  # the a-b chain was used last
+    order = []
+    for _ in range(3):
+        before = set(index.listed()[0])
+        assert index.evict_page()
+        order += before - set(index.listed()[0])
+    assert order == [c.page, ab.page, a.page]
+    assert not index.evict_page()
+
+
+def test_a_page_in_use_stays() -> None:
+    index = index_of(2, 0)
+    page = index._pages.take()
+    index.insert(index.root, (1,) * 128, page)
+    assert not index.evict_page()
+    index._pages.drop(page)
+    assert index._pages.cached == 1
+    assert index.evict_page()
+    assert index._pages.free == 2
+
+
+def test_a_longer_tail_replaces_a_shorter_one_and_the_oldest_goes_over_the_limit() -> None:
+    index = index_of(1, 4, max_tails=2)
+    slots = [index._tail_slots.take() for _ in range(4)]
+    index.keep_tail(index.root, (1, 2), slots[0])
+    index.keep_tail(index.root, (1, 2, 3), slots[1])
+    assert index.listed()[1] == [slots[1]]
+    index.keep_tail(index.root, (1,), slots[2])  # served already
+    assert index.listed()[1] == [slots[1]]
+    index.keep_tail(index.root, (5,), slots[2])
+    index.tail(index.root, (1, 2, 9))  # used: now the other is the oldest
+    index.keep_tail(index.root, (6,), slots[3])
+    assert set(index.listed()[1]) == {slots[1], slots[3]}
+
+
+def test_one_slot_is_listed_once_as_it_grows() -> None:
+    index = index_of(1, 2)
+    mine, other = index._tail_slots.take(), index._tail_slots.take()
+    index.keep_tail(index.root, (1, 2), mine)
+    index.keep_tail(index.root, (1, 2, 3, 9), other)  # replaces mine: it serves the same
+    index.keep_tail(index.root, (1, 2, 3, 4), mine)
+    index.keep_tail(index.root, (1, 2, 3, 4, 5), mine)
+    assert sorted(index.listed()[1]) == sorted([mine, other])
