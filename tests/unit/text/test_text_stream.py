@@ -63,7 +63,7 @@ answers = st.lists(
         st.binary(min_size=1, max_size=3).map(byte_tokens),
     ),
     max_size=25,
-).map(lambda parts: sum(parts, []))
+).map(lambda parts: [token for part in parts for token in part])
 stops = st.lists(st.text(characters, min_size=1, max_size=5), max_size=4).map(tuple)
 
 
