@@ -23,7 +23,8 @@ def sample(
     logits = _adjusted(logits, params, known, prompt_length, end_tokens)
     if params.temperature < GREEDY_BELOW:
         return int(logits.argmax())
-    scaled = logits / np.float32(params.temperature)
+    with np.errstate(over="ignore"):  # what overflows is infinitely unlikely, and that is right
+        scaled = (logits - logits.max()) / np.float32(params.temperature)
     candidates, weights = _filtered(scaled, params)
     cumulative = np.cumsum(weights, dtype=np.float64)
     draw = uniform(params.seed, choice, len(known)) * cumulative[-1]
@@ -32,21 +33,21 @@ def sample(
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits, fixed by its arguments."""
-    bits = np.random.Philox(key=[seed % 2**64, choice], counter=[position, 0, 0, 0]).random_raw()
+    key = np.array([seed % 2**64, choice], np.uint64)
+    bits = np.random.Philox(key=key, counter=np.array([position, 0, 0, 0], np.uint64)).random_raw()
     return (int(bits) >> 11) * 2.0**-53
 
 
 def logprob(logits: np.ndarray, token: int, top: int) -> Logprob:
     """Log-probability of `token` under softmax(logits), logits [vocab] fp32, and the `top` likeliest tokens (ties: lower id first)."""
     peak = logits.max()
-    normaliser = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
+    with np.errstate(over="ignore"):
+        normaliser = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
     likeliest = _largest(logits, top)
     return Logprob(token, float(logits[token]) - normaliser, [(int(i), float(logits[i]) - normaliser) for i in likeliest])
 
 
-def _adjusted(
-    logits: np.ndarray, params: SamplingParams, known: list[int], prompt_length: int, end_tokens: frozenset[int]
-) -> np.ndarray:
+def _adjusted(logits: np.ndarray, params: SamplingParams, known: list[int], prompt_length: int, end_tokens: frozenset[int]) -> np.ndarray:
     """A copy of the logits after bias, penalties and min_tokens; the logits themselves when there is nothing to do."""
     generated = known[prompt_length:]
     barred = (end_tokens | set(params.stop_token_ids)) if len(generated) < params.min_tokens else ()
@@ -68,12 +69,12 @@ def _adjusted(
 
 
 def _filtered(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates after top_k, top_p and min_p, and their unnormalised weights (the likeliest has 1)."""
+    """Candidates after top_k, top_p and min_p, and their unnormalised weights. `scaled` has its peak at 0, so the likeliest weighs 1."""
     candidates = np.arange(len(scaled))
     if 0 < params.top_k < len(scaled):
         candidates = np.sort(_largest(scaled, params.top_k))
         scaled = scaled[candidates]
-    weights = np.exp(scaled - scaled.max())
+    weights = np.exp(scaled)
     if params.top_p < 1.0:
         keep = _nucleus(weights, params.top_p)
         candidates, weights = candidates[keep], weights[keep]

@@ -24,9 +24,7 @@ class KVStore:
         self.codec = codec
         self.shape = shape
         self.pages = torch.empty(shape.layers, pages, codec.page_bytes(shape), dtype=torch.uint8, device=device)
-        self.tails = torch.empty(
-            shape.layers, tails, shape.kv_heads, 2, SEGMENT * shape.head_dim, dtype=codec.tail_dtype, device=device
-        )
+        self.tails = torch.empty(shape.layers, tails, shape.kv_heads, 2, SEGMENT * shape.head_dim, dtype=codec.tail_dtype, device=device)
 
     def copy_tails(self, copies: list[tuple[int, int]]) -> None:
         """Copy tail slots (source, destination), in order, over all layers."""

@@ -244,7 +244,7 @@ def test_long_prompt_does_not_stall_decodes() -> None:
 
 def test_nobody_overtakes_one_that_waits_for_memory() -> None:
     scheduler, runner = make(pages=4, tails=8, prefix=False)
-    scheduler.submit(request("holder", words(1, 200), 100))
+    scheduler.submit(request("holder", words(1, 300), 100))
     step(scheduler, runner)
     scheduler.submit(request("big", words(2, 500), 1, arrival=1.0))
     scheduler.submit(request("small", words(3, 10), 1, arrival=2.0))
