@@ -102,15 +102,16 @@ def verified(model: NamedModel, path: Path) -> bool:
     return True
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
-    """Fetch the named model unless it is here, and return its path. A broken transfer goes on where it stopped, also in a later run.
+def pull(name_or_path: str, progress: Progress | None = None) -> Path:
+    """The model's file: of a name, fetched unless it is here; a path as it is.
 
-    Raises ConfigError for an unknown name, DownloadFailed when it cannot be fetched, WeightsError when another file lies in its place.
+    A broken transfer goes on where it stopped, also in a later run.
+
+    Raises ConfigError when it is neither, DownloadFailed when it cannot be fetched, WeightsError when another file lies in its place.
     """
-    model = MODELS.get(name)
+    path, model = locate(name_or_path), MODELS.get(name_or_path)
     if model is None:
-        raise ConfigError(f"no model is named {name!r}; the names are: {', '.join(MODELS)}")
-    path = models_dir() / model.file
+        return path
     try:
         if verified(model, path):
             return path
@@ -119,7 +120,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
             if not verified(model, path):  # another process may have fetched it while this one waited
                 _fetch(model, path, progress or (lambda done, total: None))
     except OSError as error:
-        raise DownloadFailed(f"{name}: {error.filename or path}: {error.strerror}") from error
+        raise DownloadFailed(f"{model.name}: {error.filename or path}: {error.strerror}") from error
     return path
 
 

