@@ -22,26 +22,30 @@ class Runner:
         self._device = device
         self._end_tokens = end_tokens
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run the plan's copies, then its spans as one batch."""
+        """Run the plan's copies, then its spans as one batch, and sample."""
+        logits = self.logits(plan)
+        result: StepResult = {}
+        first = 0
+        for span in plan.spans:
+            if rows := _wanted(span):
+                result[span.request.id] = self._sample(span, logits[first : first + rows])
+            first += rows
+        return result
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> np.ndarray:
+        """Run the plan and give the logits that its spans want, [rows, vocab] fp32, in the plan's order."""
         self.store.copy_tails(plan.copies)
         self._view.load(plan)
-        tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
-        wanted, counts, first = [], [], 0
+        wanted: list[int] = []
+        end = 0
         for span in plan.spans:
-            rows = {"none": 0, "last": 1, "all": span.count}[span.want]
-            counts.append(rows)
-            wanted += range(first + span.count - rows, first + span.count)
-            first += span.count
-        logits = self._model.forward(tokens, self._view, torch.tensor(wanted, dtype=torch.int64, device=self._device)).cpu().numpy()
-        result: StepResult = {}
-        at = 0
-        for span, rows in zip(plan.spans, counts, strict=True):
-            if rows:
-                result[span.request.id] = self._sample(span, logits[at : at + rows])
-            at += rows
-        return result
+            end += span.count
+            wanted += range(end - _wanted(span), end)
+        tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
+        rows = torch.tensor(wanted, dtype=torch.int64, device=self._device)
+        return self._model.forward(tokens, self._view, rows).cpu().numpy()
 
     def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
         """logits [rows, vocab]: the span's last row, or all of them."""
@@ -55,3 +59,8 @@ class Runner:
         token = sampler.sample(logits[-1], params, span.known, len(request.prompt), request.choice, self._end_tokens)
         chosen = None if params.logprobs is None else sampler.logprob(logits[-1], token, params.logprobs)
         return Sampled(token, chosen, scores)
+
+
+def _wanted(span: Span) -> int:
+    """How many of the span's last rows need logits."""
+    return {"none": 0, "last": 1, "all": span.count}[span.want]

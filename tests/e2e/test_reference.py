@@ -1,0 +1,85 @@
+"""The default model against transformers loading the same GGUF file, with an fp32 cache: logits and greedy continuations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pitstop import LLM, SamplingParams
+from pitstop.types import Logprob, Request, Sampled
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+MAX_DIFFERENCE = 1e-3
+"""In logits, which reach about 30: fp32 rounding over 30 layers in another order of summation."""
+
+CODE = Path(__file__).read_text()
+PROMPTS = {
+    "question": "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    "prose": "The pit crew had less than three seconds to change all four tyres, and everybody knew what a slow stop would cost.",
+    "chinese": "<|im_start|>user\n用一句话解释什么是人工智能,并举一个日常生活中的例子。<|im_end|>\n<|im_start|>assistant\n",
+    "code": CODE[:1200],
+    "long": Path(pytest.__file__).read_text() + CODE * 3,  # cut to 2,000 tokens
+}
+
+
+@pytest.fixture(scope="module")
+def llm(model_path: Path) -> LLM:
+    return LLM(model_path, codec="raw32", prefix_cache=False)
+
+
+@pytest.fixture(scope="module")
+def reference(model_path: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32).eval()
+
+
+@pytest.fixture(params=PROMPTS)
+def prompt(request: pytest.FixtureRequest, llm: LLM) -> list[int]:
+    tokens = llm.tokenizer.encode(PROMPTS[request.param], control=True)
+    return tokens[:2000]
+
+
+def our_logits(llm: LLM, prompt: list[int]) -> np.ndarray:
+    """Logits of every prompt position, [len(prompt), vocab], computed in chunks as the server does."""
+    engine, rows = llm.engine, []
+    engine.submit(Request(id="score", prompt=prompt, params=SamplingParams(max_tokens=0, prompt_logprobs=0)))
+    while engine.busy:
+        plan = engine.scheduler.plan()
+        rows.append(engine._runner.logits(plan))
+        span = plan.spans[0]
+        scores = [Logprob(token, 0.0) for token in prompt[span.start + 1 : span.start + span.count + 1]]
+        engine.scheduler.settle(plan, {"score": Sampled(None, None, scores)})
+    return np.concatenate(rows)
+
+
+@torch.inference_mode()
+def test_logits_match(llm: LLM, reference: torch.nn.Module, prompt: list[int]) -> None:
+    expected = reference(torch.tensor([prompt])).logits[0].numpy()
+    difference = np.abs(our_logits(llm, prompt) - expected).max()
+    print(f"{len(prompt)} tokens: max |difference| of logits {difference:.2e}, largest logit {np.abs(expected).max():.1f}")
+    assert difference <= MAX_DIFFERENCE
+
+
+@torch.inference_mode()
+def test_greedy_continuations_match(llm: LLM, reference: torch.nn.Module, prompt: list[int]) -> None:
+    """Each of 64 tokens is the reference's best after the same text, or its best two are closer than the tolerance of the logits."""
+    ours = llm.generate([prompt], SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True))[0].tokens
+    logits = reference(torch.tensor([prompt + ours])).logits[0, len(prompt) - 1 : -1]
+    best = logits.topk(2)
+    for position, token in enumerate(ours):
+        if token != int(best.indices[position, 0]):
+            gap = float(best.values[position, 0] - best.values[position, 1])
+            print(f"token {position} differs: the reference's best two are {gap:.1e} apart")
+            assert gap < MAX_DIFFERENCE
+    assert len(ours) == 64
+
+
+def test_the_capital_of_france(llm: LLM) -> None:
+    answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(max_tokens=32, temperature=0.0))
+    assert answer.text == "The capital of France is Paris."
+    assert answer.finish_reason == "stop"
