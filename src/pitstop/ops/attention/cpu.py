@@ -1,0 +1,99 @@
+"""Paged attention by the native kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from pitstop.ops.dispatch import Declined, native
+from pitstop.ops.rows import refuse, strided
+
+_ITEMSIZE = {torch.float16: 2, torch.float32: 4}
+
+
+def _refuse_cache(tails: torch.Tensor, *indices: torch.Tensor) -> Declined | None:
+    if tails.dtype not in _ITEMSIZE or tails.is_cuda or not tails.is_contiguous():
+        return Declined("tails must be contiguous float16 or float32 in host memory")
+    for index in indices:
+        if index.dtype is not torch.int32 or not index.is_contiguous():
+            return Declined("items and table must be contiguous int32")
+    return None
+
+
+def _refuse_head(head_dim: int) -> Declined | None:
+    if head_dim % 16 or head_dim > 256:
+        return Declined(f"head_dim {head_dim} is not a multiple of 16 up to 256")
+    return None
+
+
+def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.Tensor) -> Declined | None:
+    rows, kv_heads, head_dim = k.shape
+    if reason := refuse(k=k, v=v) or _refuse_cache(tails, items) or _refuse_head(head_dim):
+        return reason
+    k, v = strided(k), strided(v)
+    native.append(
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        rows,
+        tails.data_ptr(),
+        len(tails),
+        kv_heads,
+        head_dim,
+        tails.dtype is torch.float16,
+        items.data_ptr(),
+        len(items),
+    )
+    return None
+
+
+def seal_raw(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor) -> Declined | None:
+    if reason := _refuse_cache(tails, items):
+        return reason
+    if not pages.is_contiguous():
+        return Declined("pages must be contiguous")
+    slots, kv_heads, _, size = tails.shape
+    half = tails.dtype is torch.float16
+    native.seal_raw(tails.data_ptr(), slots, pages.data_ptr(), *pages.shape, kv_heads, size // 128, half, items.data_ptr(), len(items))
+    return None
+
+
+def paged_attention(
+    q: torch.Tensor,
+    tails: torch.Tensor,
+    pages: torch.Tensor,
+    items: torch.Tensor,
+    table: torch.Tensor,
+    scale: float,
+    softcap: float,
+    window: int,
+) -> torch.Tensor | Declined:
+    rows, heads, head_dim = q.shape
+    if reason := refuse(q=q) or _refuse_cache(tails, items, table) or _refuse_head(head_dim):
+        return reason
+    if not pages.is_contiguous():
+        return Declined("pages must be contiguous")
+    q = strided(q)
+    out = torch.zeros(rows, heads, head_dim)
+    native.paged_attention(
+        q.data_ptr(),
+        q.stride(0),
+        rows,
+        heads,
+        tails.data_ptr(),
+        len(tails),
+        pages.data_ptr(),
+        *pages.shape,
+        tails.shape[1],
+        head_dim,
+        tails.dtype is torch.float16,
+        items.data_ptr(),
+        len(items),
+        table.data_ptr(),
+        len(table),
+        scale,
+        softcap,
+        window,
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,106 @@
+#include "drivers.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "pool.h"
+
+namespace pitstop {
+namespace {
+
+// Below about this many multiply-adds, or as many bytes moved, waking a thread costs more than it brings.
+constexpr int64_t WORTH_SPLITTING = 1 << 16;
+
+std::vector<const Kernels*> find_tables() {
+  std::vector<const Kernels*> tables;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512dq");
+  if (avx512) tables.push_back(&kernels_avx512);
+  if (avx2) tables.push_back(&kernels_avx2);
+#elif defined(__aarch64__)
+  tables.push_back(&kernels_neon);
+#endif
+#if !defined(__aarch64__)
+  tables.push_back(&kernels_portable);
+#endif
+  return tables;
+}
+
+const std::vector<const Kernels*>& tables() {
+  static const std::vector<const Kernels*> found = find_tables();
+  return found;
+}
+
+const Kernels* active = tables().front();
+
+// Rows in blocks that do not depend on how many threads there are.
+template <class Body>
+void over_rows(int rows, int64_t work_per_row, const Body& body) {
+  int block = (int)std::max<int64_t>(1, WORTH_SPLITTING / 4 / std::max<int64_t>(1, work_per_row));
+  if (rows * work_per_row < WORTH_SPLITTING) block = std::max(rows, 1);
+  parallel((rows + block - 1) / block, [&](int task) { body(task * block, std::min(rows - task * block, block)); });
+}
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Kernels* table : tables()) names.push_back(table->name);
+  return names;
+}
+
+void set_isa(const std::string& name) {
+  for (const Kernels* table : tables())
+    if (table->name == name) {
+      active = table;
+      return;
+    }
+  throw std::invalid_argument("this machine cannot run the instruction set " + name);
+}
+
+const Kernels& kernels() { return *active; }
+
+void linear(const float* x, ptrdiff_t x_row, int rows, const float* w, int depth, int columns, float* out) {
+  constexpr int PANELS = 2, ROWS = 96;  // a task: these panels (the weights of one stay in L2) times these rows
+  const Kernels& kernel = kernels();
+  int panels = (columns + 15) / 16, groups = (panels + PANELS - 1) / PANELS, chunks = (rows + ROWS - 1) / ROWS;
+  auto body = [&](int task) {
+    int panel = task / chunks * PANELS, row = task % chunks * ROWS;
+    int wide = std::min(PANELS, panels - panel), high = std::min(ROWS, rows - row);
+    kernel.linear(x + row * x_row, x_row, high, w + (ptrdiff_t)panel * depth * 16, depth, wide, std::min(wide * 16, columns - panel * 16),
+                  out + (ptrdiff_t)row * columns + panel * 16, columns);
+  };
+  if ((int64_t)rows * depth * columns >= WORTH_SPLITTING) return parallel(groups * chunks, body);
+  for (int task = 0; task < groups * chunks; ++task) body(task);
+}
+
+void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out) {
+  over_rows(rows, dim, [&](int row, int count) {
+    kernels().rms_norm(x + row * x_row, x_row, count, weight, dim, eps, out + (ptrdiff_t)row * dim);
+  });
+}
+
+void silu_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
+  over_rows(rows, 4 * (int64_t)features, [&](int row, int count) {
+    kernels().silu_mul(gate_up + row * row_stride, row_stride, count, features, out + (ptrdiff_t)row * features);
+  });
+}
+
+void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions, const float* cos, const float* sin, int context,
+            int heads, int head_dim, bool interleaved, float* out) {
+  for (int row = 0; row < rows; ++row)
+    if (positions[row] < 0 || positions[row] >= context)
+      throw std::invalid_argument("rotate: positions[" + std::to_string(row) + "] = " + std::to_string(positions[row]) +
+                                  " lies outside the tables of " + std::to_string(context) + " positions");
+  ptrdiff_t half = head_dim / 2, width = (ptrdiff_t)heads * head_dim;
+  over_rows(rows, width, [&](int first, int count) {
+    for (int row = first; row < first + count; ++row)
+      kernels().rotate(x + row * x_row, cos + positions[row] * half, sin + positions[row] * half, heads, head_dim, interleaved,
+                       out + row * width);
+  });
+}
+
+}  // namespace pitstop

@@ -1,0 +1,60 @@
+// What Python calls: checks indices, cuts the work into fixed tasks and runs the active table's kernels on the pool.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace pitstop {
+
+// Names of the tables that this machine can run, fastest first.
+std::vector<std::string> available_isas();
+// Throws std::invalid_argument for one that it cannot.
+void set_isa(const std::string& name);
+const Kernels& kernels();
+
+void linear(const float* x, ptrdiff_t x_row, int rows, const float* w, int depth, int columns, float* out);
+void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
+void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions, const float* cos, const float* sin, int context,
+            int heads, int head_dim, bool interleaved, float* out);
+
+// One row of the items tensor, int32 [n, 6].
+struct Item {
+  int32_t row, count, start, tail, seal, table;
+};
+
+// tails [slots][kv_heads][2][128 * head_dim]; pages [pages][page_bytes], of which the raw layout is the same as a tail's.
+struct Cache {
+  uint8_t* tails;
+  int slots;
+  uint8_t* pages;
+  int page_count;
+  int64_t page_bytes;
+  int kv_heads, head_dim;
+  bool half;
+
+  size_t itemsize() const { return half ? 2 : 4; }
+  size_t plane_bytes() const { return 128 * (size_t)head_dim * itemsize(); }  // keys or values of one head
+  size_t tail_bytes() const { return 2 * kv_heads * plane_bytes(); }
+};
+
+struct Queries {
+  const float* q;
+  ptrdiff_t row_stride;
+  int rows, heads;
+  float scale, softcap;
+  int window;
+};
+
+void append(const float* k, ptrdiff_t k_row, const float* v, ptrdiff_t v_row, int rows, const Cache& cache, const Item* items, int count);
+void seal_raw(const Cache& cache, const Item* items, int count);
+void paged_attention(const Queries& queries, const Cache& cache, const Item* items, int count, const int32_t* table, int table_size,
+                     float* out);
+// Throws std::invalid_argument naming the item and the column that is out of range.
+void check_items(const Cache& cache, const Item* items, int count, int rows);
+
+}  // namespace pitstop

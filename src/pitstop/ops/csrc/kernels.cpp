@@ -1,0 +1,92 @@
+// Compiled once per instruction set, with PITSTOP_TABLE naming the table to define (see CMakeLists.txt).
+#include "kernels.h"
+
+#include "attention_kernels.h"
+#include "tile.h"
+#include "vec.h"
+
+namespace {
+
+void linear(const float* x, ptrdiff_t x_row, int rows, const float* w, int depth, int panels, int columns, float* out,
+            ptrdiff_t out_row) {
+  ptrdiff_t w_panel = (ptrdiff_t)depth * LANES;
+  int whole = columns / LANES;
+  if (whole) multiply(Product<float>{x, x_row, w, LANES, w_panel, depth, out, out_row, false}, rows, whole);
+  if (whole == panels) return;
+  // The last, partial panel goes through a buffer, a tile's rows at a time.
+  float buffer[TILE_ROWS * LANES];
+  for (int row = 0; row < rows; row += TILE_ROWS) {
+    int count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+    multiply(Product<float>{x + row * x_row, x_row, w + whole * w_panel, LANES, w_panel, depth, buffer, LANES, false}, count, 1);
+    for (int r = 0; r < count; ++r)
+      for (int c = whole * LANES; c < columns; ++c) out[(row + r) * out_row + c] = buffer[r * LANES + c - whole * LANES];
+  }
+}
+
+void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out) {
+  int whole = dim / LANES * LANES, left = dim - whole;
+  for (int r = 0; r < rows; ++r, x += x_row, out += dim) {
+    Vec squares = broadcast(0.0f);
+    for (int i = 0; i < whole; i += LANES) {
+      Vec v = load(x + i);
+      squares = fma(v, v, squares);
+    }
+    if (left) {
+      Vec v = load_first(x + whole, left);
+      squares = fma(v, v, squares);
+    }
+    Vec factor = broadcast(1.0f / __builtin_sqrtf(sum(squares) / (float)dim + eps));
+    for (int i = 0; i < whole; i += LANES) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+    if (left) store_first(out + whole, mul(mul(load_first(x + whole, left), factor), load_first(weight + whole, left)), left);
+  }
+}
+
+INLINE Vec silu_times(Vec gate, Vec up) {
+  Vec denominator = add(broadcast(1.0f), exp(sub(broadcast(0.0f), gate)));
+  return mul(div(gate, denominator), up);
+}
+
+void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out) {
+  int whole = features / LANES * LANES, left = features - whole;
+  for (int r = 0; r < rows; ++r, gate_up += row, out += features) {
+    const float* up = gate_up + features;
+    for (int i = 0; i < whole; i += LANES) store(out + i, silu_times(load(gate_up + i), load(up + i)));
+    if (left) store_first(out + whole, silu_times(load_first(gate_up + whole, left), load_first(up + whole, left)), left);
+  }
+}
+
+// Products and differences are rounded one by one, as in the reference: the two agree to the bit.
+void rotate(const float* x, const float* cos, const float* sin, int heads, int head_dim, bool interleaved, float* out) {
+  int half = head_dim / 2;
+  int first = interleaved ? 2 : 1, second = interleaved ? 1 : half;
+  for (int h = 0; h < heads; ++h, x += head_dim, out += head_dim) {
+    for (int i = 0; i < half; ++i) {
+      float a = x[i * first], b = x[i * first + second];
+      out[i * first] = a * cos[i] - b * sin[i];
+      out[i * first + second] = b * cos[i] + a * sin[i];
+    }
+  }
+}
+
+void exp_all(const float* x, float* out, ptrdiff_t count) {
+  ptrdiff_t i = 0;
+  for (; i + LANES <= count; i += LANES) store(out + i, exp(load(x + i)));
+  if (i < count) store_first(out + i, exp(load_first(x + i, (int)(count - i))), (int)(count - i));
+}
+
+#if defined(__AVX2__) || defined(__aarch64__)
+constexpr bool HAS_FMA = true;
+#else
+constexpr bool HAS_FMA = false;
+#endif
+
+}  // namespace
+
+#define PITSTOP_STRING2(x) #x
+#define PITSTOP_STRING(x) PITSTOP_STRING2(x)
+#define PITSTOP_JOIN2(a, b) a##b
+#define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
+
+extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
+    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, rms_norm, silu_mul, rotate, append, attend_segment, merge, finish, exp_all,
+};

@@ -1,0 +1,54 @@
+// The table of single-threaded kernels that each instruction set fills. The drivers (drivers.h) split work and call them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// A block of query vectors against one 128-token segment of one KV head. Vector i sees the segment's tokens low[i] <= t < high[i];
+// what lies outside is never looked at: it may hold any bit pattern.
+struct SegmentBlock {
+  const float* q;  // [count][head_dim]
+  int count;
+  const int* low;
+  const int* high;
+  const void* keys;    // [head_dim][128], transposed
+  const void* values;  // [128][head_dim]
+  bool half;           // fp16, else fp32
+  int head_dim;
+  float scale;
+  float softcap;   // 0: none
+  float* scratch;  // segment_scratch(count, head_dim) floats
+};
+
+// Softmax numerators: largest score, sum of exp(score - largest), sum of exp(score - largest) * value. `total` is 0 where nothing is seen.
+struct Partial {
+  float* largest;  // [count]
+  float* total;    // [count]
+  float* values;   // [count][head_dim]
+};
+
+inline size_t segment_scratch(int count, int head_dim) { return (size_t)128 * count + 2 * 128 * (size_t)head_dim; }
+
+struct Kernels {
+  const char* name;
+  bool fma;  // false: fused multiply-adds are emulated, exact but slow
+  // x [rows][depth] * packed panels [panels][depth][16] -> out [rows][columns], columns <= 16 panels
+  void (*linear)(const float* x, ptrdiff_t x_row, int rows, const float* w, int depth, int panels, int columns, float* out,
+                 ptrdiff_t out_row);
+  void (*rms_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
+  void (*silu_mul)(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+  // One row: x [heads][head_dim], cos and sin [head_dim / 2]
+  void (*rotate)(const float* x, const float* cos, const float* sin, int heads, int head_dim, bool interleaved, float* out);
+  // One row of one KV head into a tail at token offset `at`: keys [head_dim][128], values [128][head_dim]
+  void (*append)(const float* k, const float* v, void* keys, void* values, bool half, int head_dim, int at);
+  void (*attend_segment)(const SegmentBlock& block, const Partial& out);
+  void (*merge)(const Partial& state, const Partial& next, int count, int head_dim);
+  // state -> out[i] = values / total, zeros where nothing was seen; row i goes to out + offsets[i]
+  void (*finish)(const Partial& state, int count, int head_dim, float* out, const ptrdiff_t* offsets);
+  void (*exp)(const float* x, float* out, ptrdiff_t count);  // for the accuracy test
+};
+
+extern const Kernels kernels_portable;
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+extern const Kernels kernels_neon;

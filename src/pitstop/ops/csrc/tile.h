@@ -1,0 +1,79 @@
+// The one matrix micro-kernel: rows of activations times panels of 16 columns, each output one chain of fused multiply-adds over
+// ascending k. The tile's shape follows the register file and never changes a bit, since outputs do not mix.
+#pragma once
+
+#include "vec.h"
+
+namespace {
+
+// out[r][16 p + lane] = sum over k of x[r][k] * w[k][p][lane]. With `resume` the chains go on from what `out` holds.
+template <class W>
+struct Product {
+  const float* x;
+  ptrdiff_t x_row;  // floats between rows
+  const W* w;
+  ptrdiff_t w_k;      // elements between steps of k
+  ptrdiff_t w_panel;  // elements between panels
+  int depth;          // steps of k
+  float* out;
+  ptrdiff_t out_row;
+  bool resume;
+};
+
+constexpr int ACCUMULATORS = REGISTERS == 32 ? 24 : 12;                                    // native registers for sums
+constexpr int TILE_ROWS = ACCUMULATORS / PARTS >= 12 ? 12 : ACCUMULATORS / PARTS;          // most rows of one tile
+constexpr int tile_panels(int rows) {
+  int fit = ACCUMULATORS / (PARTS * rows);
+  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+template <int R, int C, class W>
+INLINE void tile(const Product<W>& a, int row, int panel) {
+  const float* x = a.x + row * a.x_row;
+  const W* w = a.w + panel * a.w_panel;
+  float* out = a.out + row * a.out_row + panel * LANES;
+  Vec sums[R][C];
+  UNROLL for (int r = 0; r < R; ++r) {
+    UNROLL for (int c = 0; c < C; ++c) sums[r][c] = a.resume ? load(out + r * a.out_row + c * LANES) : broadcast(0.0f);
+  }
+  for (int k = 0; k < a.depth; ++k) {
+    Vec weights[C];
+    UNROLL for (int c = 0; c < C; ++c) weights[c] = load(w + c * a.w_panel);
+    UNROLL for (int r = 0; r < R; ++r) {
+      Vec activation = broadcast(x[r * a.x_row + k]);
+      UNROLL for (int c = 0; c < C; ++c) sums[r][c] = fma(activation, weights[c], sums[r][c]);
+    }
+    w += a.w_k;
+  }
+  UNROLL for (int r = 0; r < R; ++r) {
+    UNROLL for (int c = 0; c < C; ++c) store(out + r * a.out_row + c * LANES, sums[r][c]);
+  }
+}
+
+// Panels outside, rows inside: the panels of a tile stay in the nearest cache for all rows.
+template <int R, class W>
+__attribute__((noinline)) void sweep(const Product<W>& a, int first_row, int last_row, int panels) {
+  constexpr int C = tile_panels(R);
+  int panel = 0;
+  for (; panel + C <= panels; panel += C)
+    for (int row = first_row; row < last_row; row += R) tile<R, C>(a, row, panel);
+  for (; panel < panels; ++panel)
+    for (int row = first_row; row < last_row; row += R) tile<R, 1>(a, row, panel);
+}
+
+template <int R, class W>
+INLINE void rest(const Product<W>& a, int first_row, int rows, int panels) {
+  if constexpr (R > 0) {
+    if (rows == R) return sweep<R>(a, first_row, first_row + R, panels);
+    rest<R - 1>(a, first_row, rows, panels);
+  }
+}
+
+template <class W>
+INLINE void multiply(const Product<W>& a, int rows, int panels) {
+  int whole = rows / TILE_ROWS * TILE_ROWS;
+  if (whole) sweep<TILE_ROWS>(a, 0, whole, panels);
+  rest<TILE_ROWS - 1>(a, whole, rows - whole, panels);
+}
+
+}  // namespace
