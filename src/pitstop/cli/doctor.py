@@ -84,14 +84,15 @@ def torch() -> Finding:
 def kernels() -> Finding:
     """The compiled module; the install leaves the reason behind when it could not build it."""
     try:
-        importlib.import_module("pitstop._native")
+        native = importlib.import_module("pitstop._native")
     except ImportError as error:
         try:
             reason = importlib.import_module("pitstop._native_missing").REASON
         except ImportError:
             reason = str(error)
         return Finding("note", "native kernels", f"none: {reason}", "apt install g++ python3-dev, then make clean and make serve")
-    return Finding("ok", "native kernels", "built")
+    slow = "" if native.has_fma() else "this CPU has no FMA instruction, which makes them slow"
+    return Finding("note" if slow else "ok", "native kernels", native.isa(), slow)
 
 
 def instructions() -> Finding:
