@@ -7,6 +7,9 @@ ARGS ?=
 BIN := .venv/bin
 NATIVE := $(wildcard CMakeLists.txt) $(shell find src -path '*/csrc/*' -type f)
 HAS_HEADERS = $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+# Old pip takes the versions for building from the first, new pip from the second.
+PIP = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip install --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
@@ -50,12 +53,12 @@ clean: ## Remove .venv, build outputs and caches; fetched models stay
 # The install is editable: a change of Python code needs no reinstall, a change of these inputs does.
 .venv/installed: $(INPUTS) | .venv/bin/python
 	@echo "Installing Pitstop and what it needs into .venv (minutes the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@$(PIP) -e .
 	@touch $@
 
 .venv/installed-dev: .venv/installed
 	@echo "Installing what the tests need"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) -e '.[dev]'
 	@touch $@
 
 .venv/bin/python:
