@@ -1,6 +1,7 @@
 """A worker process without a model: speaks the engine's protocol, needs no torch, answers with what the prompt says.
 
-Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S] FD`. Tokens are those of `toys.toy_vocabulary`.
+Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S] FD`.
+Tokens are those of `toys.toy_vocabulary`.
 
 The answer to a prompt is scripted by the last `#…#` in the prompt's text:
 
@@ -64,7 +65,7 @@ class Model:
 
     def submit(self, request: Request) -> None:
         text = self.tokenizer.decode(request.prompt)
-        script = {word: value for word, value in _SCRIPT.findall(text)}
+        script = dict(_SCRIPT.findall(text))
         answer = None
         if "say" in script:
             answer = [*byte_tokens(script["say"].replace("\\n", "\n").replace("\\#", "#").encode()), END]

@@ -56,8 +56,15 @@ class Decoding:
         return Delta(output.id, tokens, words, scores, finish, output.cached_tokens, prompt_scores, output.message)
 
     def _score(self, score: Logprob) -> TokenScore:
-        return self._spell(score.token, score.logprob, [self._spell(token, logprob, []) for token, logprob in score.top])
+        top = tuple(spell(self._tokenizer, token, logprob) for token, logprob in score.top)
+        return spell(self._tokenizer, score.token, score.logprob, top)
 
-    def _spell(self, token: int, logprob: float, top: list[TokenScore]) -> TokenScore:
-        data = self._tokenizer.token_bytes(token)
-        return TokenScore(data.decode("utf-8", "replace"), data, logprob, top)
+
+def spell(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[TokenScore, ...] = ()) -> TokenScore:
+    """A token with its text and bytes."""
+    data = tokenizer.token_bytes(token)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    return TokenScore(text, data, logprob, top)

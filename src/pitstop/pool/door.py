@@ -27,6 +27,7 @@ class Place:
         pool.check_available()
         more = choices - self._held
         if journal.waiting + more > pool.config.max_waiting:
+            journal.rejected += 1
             seconds = journal.retry_after(time.monotonic())
             places = pool.config.max_waiting
             raise Overloaded(f"{journal.waiting} of {places} places in the queue are taken; try again in {seconds} s.", seconds)

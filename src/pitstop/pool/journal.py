@@ -35,6 +35,7 @@ class Journal:
         self.entries: dict[str, Entry] = {}
         self.encoding = 0
         self.accepted = 0
+        self.rejected = 0
         self.finished: Counter[FinishReason] = Counter()
         self._stages: Counter[Stage] = Counter()
         self._without_token = 0

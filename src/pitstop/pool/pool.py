@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ class Gauges(NamedTuple):
     running: int
     accepted: int
     finished: dict[FinishReason, int]
+    rejected: int  # requests refused because the queue was full
     restarts: int
     stats: Stats  # gauges of the living worker; counters of all incarnations together
 
@@ -119,6 +121,7 @@ class Pool:
             journal.running,
             journal.accepted,
             dict(journal.finished),
+            journal.rejected,
             max(0, self._incarnation - 1),
             _total(self._past, self._stats),
         )
@@ -139,9 +142,14 @@ class Pool:
             self._worker.submit(request)
         return stream
 
+    def refuse(self) -> None:
+        """Take no new requests from now on."""
+        if self.state != "stopped":
+            self.state = "draining"
+
     async def drain(self) -> None:
         """Take no new requests and wait until those in flight have ended, `stop_timeout` at most; what is left then ends with an error."""
-        self.state = "draining"
+        self.refuse()
         self._idle.clear()
         if self.journal.entries:
             try:
@@ -171,10 +179,8 @@ class Pool:
         self._ready = loop.create_future()
 
         def post(call, *arguments):
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed under us
                 loop.call_soon_threadsafe(call, *arguments)
-            except RuntimeError:  # the loop has been closed under us
-                pass
 
         decoding = self._decoding
 

@@ -13,13 +13,13 @@ from pitstop.types import FinishReason
 class TokenScore(NamedTuple):
     """A token as text and bytes, its natural-log probability, and the likeliest tokens of its place, likeliest first.
 
-    `text` is the token alone: where its bytes are not valid UTF-8, it holds U+FFFD; `bytes` is exact.
+    Where the bytes are not valid UTF-8 by themselves, `text` is "bytes:\\xf0\\x9f", OpenAI's way of writing them.
     """
 
     text: str
     bytes: bytes
     logprob: float
-    top: list[TokenScore] = []  # these have none themselves
+    top: tuple[TokenScore, ...] = ()  # these have none themselves
 
 
 class Delta(NamedTuple):

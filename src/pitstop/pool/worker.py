@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -79,10 +80,8 @@ class Worker:
     def stop(self) -> None:
         """Close the line: the worker exits on end of file, and is killed if it does not within a few seconds. Returns at once."""
         self._commands.put(None)
-        try:
+        with contextlib.suppress(OSError):  # it was gone already
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it was gone already
-            pass
 
     def kill(self) -> None:
         """SIGKILL the worker and whatever it started."""

@@ -1,0 +1,84 @@
+"""The web app: routes, and their description in OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from pitstop import __version__
+from pitstop.errors import PitstopError
+from pitstop.server import chat, completions, health, models, tokens
+from pitstop.server.errors import Refused, answer_error
+from pitstop.server.gate import Gate, authorize
+from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from pitstop.server.schema import answers as shapes
+from pitstop.server.service import Service
+from pitstop.server.streaming import CLIENT_GONE
+
+_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_REFS = "#/components/schemas/{model}"
+
+
+def create_app(service: Service) -> FastAPI:
+    """The app around `service`. It answers /livez at once, and the rest of it when the service has been opened."""
+    app = FastAPI(title="Pitstop", version=__version__, summary="OpenAI-compatible serving of one language model.")
+    app.state.service = service
+    app.add_middleware(Gate, metrics=service.metrics)
+    for kind in (PitstopError, Refused, HTTPException, Exception):
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(ClientDisconnect, _nobody_waits)
+    bearer = HTTPBearer(auto_error=False, description="One of the server's API keys, when it has any.")
+    keyed: dict[str, Any] = {"dependencies": [Depends(bearer), Depends(authorize)]}
+    post = {**keyed, "methods": ["POST"]}
+    get = {"methods": ["GET"]}
+
+    def route(path: str, endpoint, answer: type[BaseModel] | None, errors: str, body: type[BaseModel] | None = None, **options) -> None:
+        responses: dict[int | str, dict] = {int(code): {"model": shapes.ErrorAnswer} for code in errors.split()}
+        if body in (ChatRequest, CompletionRequest):
+            responses[200] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+        extra = _body(body) if body is not None else None
+        app.add_api_route(path, endpoint, response_model=answer, responses=responses, openapi_extra=extra, **options)
+
+    generation_errors = "400 401 404 408 413 415 429 500 503 504"
+    route("/v1/chat/completions", chat.create_chat_completion, shapes.ChatAnswer, generation_errors, ChatRequest, **post)
+    route("/v1/completions", completions.create_completion, shapes.CompletionAnswer, generation_errors, CompletionRequest, **post)
+    route("/tokenize", tokens.tokenize, shapes.TokenizeAnswer, "400 401 404 408 413 415 429 500 503", TokenizeRequest, **post)
+    route("/detokenize", tokens.detokenize, shapes.DetokenizeAnswer, "400 401 404 408 413 415 429 500 503", DetokenizeRequest, **post)
+    route("/v1/models", models.list_models, shapes.ModelList, "401", **keyed, **get)
+    route("/v1/models/{id:path}", models.get_model, shapes.Model, "401 404", **keyed, **get)
+    route("/livez", health.livez, shapes.Status, "", **get)
+    app.add_api_route("/readyz", health.readyz, response_model=shapes.Status, responses={503: {"model": shapes.Status}})
+    app.add_api_route("/metrics", health.metrics, response_class=_PrometheusText)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+class _PrometheusText(Response):
+    media_type = "text/plain"
+
+
+async def _nobody_waits(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+def _body(kind: type[BaseModel]) -> dict[str, Any]:
+    """Routes read their bodies themselves (off the event loop), so OpenAPI must be told of them."""
+    schema = {"$ref": _REFS.format(model=kind.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        _, definitions = models_json_schema([(kind, "validation") for kind in _BODIES], ref_template=_REFS)
+        document["components"]["schemas"] |= definitions["$defs"]
+        app.openapi_schema = document
+    return app.openapi_schema

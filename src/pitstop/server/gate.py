@@ -1,0 +1,53 @@
+"""What happens to every HTTP request: an id, a count, and for the API a key."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pitstop.server.errors import Refused
+from pitstop.server.metrics import Metrics
+from pitstop.server.service import service_of
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """ASGI middleware. X-Request-Id is taken from the request if it is 1 to 128 visible ASCII characters, else made, and echoed back."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                self._metrics.response(getattr(scope.get("route"), "path", "other"), message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+async def authorize(request: Request) -> None:
+    """Raise Refused 401 unless the server has no keys or the request bears one. Compares in constant time."""
+    keys = service_of(request).config.api_keys
+    if not keys:
+        return
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    given = token.strip().encode("utf-8", "surrogateescape")
+    matches = [hmac.compare_digest(given, key.encode()) for key in keys]  # all of them: the time tells nothing
+    if scheme.lower() != "bearer" or not any(matches):
+        message = "send an API key of this server's in the header Authorization: Bearer KEY"
+        raise Refused(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})

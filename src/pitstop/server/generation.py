@@ -1,0 +1,129 @@
+"""The way of a request that generates, common to both routes: read, prepare on a thread, queue, answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from pitstop.errors import ContextLengthExceeded, InvalidRequest
+from pitstop.pool import Delta, Pool, TokenScore
+from pitstop.server.body import read_body
+from pitstop.server.schema import Generation
+from pitstop.server.schema.answers import Chunk
+from pitstop.server.service import Service, service_of
+from pitstop.server.streaming import respond
+from pitstop.types import Request, SamplingParams
+
+UNLIKELY = -9999.0
+"""OpenAI's stand-in for the log-probability of an impossible token: JSON has no -inf."""
+
+
+class Shape(Protocol):
+    """How one route words its answer: the chunks of a stream, and their fold."""
+
+    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
+        """What a delta of choice `index` becomes; may be nothing."""
+        ...
+
+    def usage_chunk(self, usage: dict) -> Chunk: ...
+
+    def fold(self, whole: Chunk, chunk: Chunk) -> None:
+        """Add a chunk to the answer, which begins as {}."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked request: one engine request per choice, in the order of their indices."""
+
+    requests: list[Request]
+    shape: Shape
+    stream: bool
+    include_usage: bool
+
+
+Prepare = Callable[[Service, Pool, bytes, float], Prepared]
+"""(service, pool, body, arrival in monotonic seconds) → the checked request. Runs on a thread; raises PitstopError."""
+
+
+async def generate(http: HTTPRequest, prepare: Prepare) -> Response:
+    """Answer one request."""
+    service, arrival = service_of(http), time.monotonic()
+    pool = service.ready_pool()
+    body = await read_body(http, service.config.max_body)
+    with pool.enter() as place:
+        prepared = await service.think(prepare, service, pool, body, arrival)
+        place.widen(len(prepared.requests))
+        stream = place.submit(prepared.requests)
+    return await respond(http, prepared, stream)
+
+
+def new_head(prefix: str, kind: str, model: str) -> Chunk:
+    """The fields that all chunks of an answer share."""
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def answer_budget(prompt_tokens: int, wanted: int | None, default: int | None, context: int, field: str) -> int:
+    """The answer's longest length in tokens. wanted: what was asked for, None: `default`, and that None: the rest of the context.
+
+    Raises ContextLengthExceeded when prompt and answer do not fit.
+    """
+    left = context - prompt_tokens
+    if wanted is None:
+        wanted = max(1, left if default is None else min(default, left))
+    if wanted > left:
+        raise ContextLengthExceeded(prompt_tokens, wanted, context, field)
+    return wanted
+
+
+def check_tokens(tokens: list[int], vocab_size: int, field: str) -> None:
+    """Raise InvalidRequest, naming the item, for a token id outside [0, vocab_size)."""
+    for i, token in enumerate(tokens):
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{field}[{i}]: token id {token} is outside the vocabulary of {vocab_size}", f"{field}[{i}]")
+
+
+def check_places(prompts: int, body: Generation, pool: Pool) -> None:
+    """Raise InvalidRequest when one request asks for more answers than the whole queue has places."""
+    places = pool.config.max_waiting
+    if prompts * body.choices > places:
+        field = "prompt" if prompts > 1 else "n"
+        raise InvalidRequest(
+            f"{field}: {prompts} prompts with {body.choices} answers each are more than the {places} that wait here", field
+        )
+
+
+def engine_requests(
+    answer_id: str, prompts: list[list[int]], params: list[SamplingParams], body: Generation, arrival: float, longest: float
+) -> list[Request]:
+    """One per choice: the choices of a prompt share a group. longest: the server's limit on a request's time, in seconds."""
+    return [
+        Request(
+            id=f"{answer_id}-{number * body.choices + choice}",
+            prompt=prompt,
+            params=params[number],
+            choice=choice,
+            group=f"{answer_id}/{number}",
+            priority=body.priority or 0,
+            arrival=arrival,
+            deadline=arrival + (body.timeout or longest),
+        )
+        for number, prompt in enumerate(prompts)
+        for choice in range(body.choices)
+    ]
+
+
+def draw_seed() -> int:
+    """A seed for a request that has none."""
+    return secrets.randbits(63)
+
+
+def json_logprob(score: TokenScore) -> float:
+    return max(score.logprob, UNLIKELY)

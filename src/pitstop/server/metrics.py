@@ -1,0 +1,114 @@
+"""Prometheus metrics. Gauges and totals are read from the pool when they are scraped, so that they are exact at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pitstop import __version__
+from pitstop.pool import Gauges, Pool
+from pitstop.types import FinishReason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+LATENCY_BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 30, 60, 120, 300, 600)
+"""Seconds; every limit that people set (0.3, 0.5, 0.7, 1, 2) is one."""
+
+TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 2, 5, 10)
+
+REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "timeout", "error")
+
+
+class Metrics:
+    """The histograms and HTTP counts of one app, in a registry of their own. It is the pool's Observer."""
+
+    def __init__(self, model_name: str, pool: Callable[[], Pool | None]) -> None:
+        """pool: gives the pool when scraped, None while there is none."""
+        self.registry = CollectorRegistry()
+
+        def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"pitstop_{name}_seconds", about, buckets=buckets, registry=self.registry)
+
+        self._first = histogram("time_to_first_token", "From a request's arrival to its first token.", LATENCY_BUCKETS)
+        self._gap = histogram("inter_token_latency", "Between two steps that brought tokens for one answer.", TOKEN_BUCKETS)
+        self._whole = histogram("request_duration", "From a request's arrival to its end, whatever the reason.", LATENCY_BUCKETS)
+        self._responses = Counter("pitstop_http_responses", "HTTP responses sent.", ["route", "status"], registry=self.registry)
+        self.registry.register(_PoolCollector(model_name, pool))
+        ProcessCollector(namespace="pitstop", registry=self.registry)
+
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._gap.observe(seconds)
+
+    def finished(self, reason: FinishReason, seconds: float) -> None:
+        self._whole.observe(seconds)
+
+    def response(self, route: str, status: int) -> None:
+        self._responses.labels(route, str(status)).inc()
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+
+class _PoolCollector(Collector):
+    def __init__(self, model_name: str, pool: Callable[[], Pool | None]) -> None:
+        self._model_name = model_name
+        self._pool = pool
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is collected when the collector is registered
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("pitstop_build", "What runs here.", {"version": __version__, "model": self._model_name})
+        pool = self._pool()
+        state = pool.state if pool is not None else "loading"
+        yield _gauge("ready", "1 when requests are taken.", float(state == "ready"))
+        if pool is not None:
+            yield from _requests(pool.gauges())
+            yield from _engine(pool.gauges())
+
+
+def _gauge(name: str, about: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"pitstop_{name}", about, value)
+
+
+def _counter(name: str, about: str, value: float) -> Metric:
+    return CounterMetricFamily(f"pitstop_{name}", about, value)
+
+
+def _requests(now: Gauges) -> Iterator[Metric]:
+    """Counted in choices: a request with n = 3 is three."""
+    stages = GaugeMetricFamily("pitstop_requests", "Requests by stage.", labels=["stage"])
+    for stage in ("encoding", "queued", "running"):
+        stages.add_metric([stage], getattr(now, stage))
+    yield stages
+    yield _gauge("requests_running", "Requests that the engine computes.", now.running)
+    yield _gauge("requests_waiting", "Requests that wait: being tokenised, or queued.", now.encoding + now.queued)
+    yield _counter("requests_accepted", "Requests queued: finished ones + queued + running.", now.accepted)
+    finished = CounterMetricFamily("pitstop_requests_finished", "Requests that ended, by reason.", labels=["reason"])
+    for reason in REASONS:
+        finished.add_metric([reason], now.finished.get(reason, 0))
+    yield finished
+    yield _counter("requests_rejected", "Requests refused because the queue was full.", now.rejected)
+    yield _counter("worker_restarts", "Workers started after the first.", now.restarts)
+
+
+def _engine(now: Gauges) -> Iterator[Metric]:
+    stats = now.stats
+    for name, about in (("pages", "Sealed segments of 128 tokens in the KV cache."), ("tails", "Open segments of the KV cache.")):
+        total, free, cached = (getattr(stats, f"{name}_{part}") for part in ("total", "free", "cached"))
+        family = GaugeMetricFamily(f"pitstop_kv_{name}", f"{about} By use.", labels=["use"])
+        for use, value in (("free", free), ("cached", cached), ("in_use", total - free - cached)):
+            family.add_metric([use], value)
+        yield family
+    yield _counter("engine_steps", "Steps of the engine.", stats.steps)
+    yield _counter("preemptions", "Running requests put back into the queue for lack of memory.", stats.preemptions)
+    yield _counter("prompt_tokens_computed", "Prompt tokens computed.", stats.prompt_tokens)
+    yield _counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", stats.cached_tokens)
+    yield _counter("generated_tokens", "Tokens generated.", stats.generated_tokens)

@@ -1,0 +1,136 @@
+"""From configuration to a running server, and back down: bind, load, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+import uvicorn
+import uvloop
+
+from pitstop.config import EngineConfig, PoolConfig, ServerConfig
+from pitstop.engine.protocol import Ready
+from pitstop.errors import ConfigError
+from pitstop.models.weights.gguf import open_gguf
+from pitstop.pool import Pool
+from pitstop.pool.worker import WORKER_COMMAND
+from pitstop.server.app import create_app
+from pitstop.server.service import Service, Texts
+from pitstop.text.template import ChatTemplate
+from pitstop.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT = 5  # seconds that a client gets to take the end of an answer, after the drain
+
+
+def run(server: ServerConfig, pool: PoolConfig, engine: EngineConfig, on_ready: Callable[[Ready], None] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 0 after a clean stop.
+
+    The port is bound first: while the model loads, /livez answers and /readyz says 503. `on_ready` is called when requests are taken.
+    The first signal drains: readiness 503, no new requests, streams finish. A second one stops at once.
+    Raises ConfigError (port in use, the worker's reason not to start), WeightsError or Unsupported.
+    """
+    return uvloop.run(Runner(server, pool, engine).run(lambda: open_texts(engine.model), on_ready))
+
+
+def open_texts(model: str) -> Texts:
+    """Tokenizer and chat template from the model's own file. Raises WeightsError or Unsupported."""
+    vocabulary = open_gguf(model).vocabulary()
+    tokenizer = Tokenizer(vocabulary)
+    return Texts(tokenizer, ChatTemplate(vocabulary.chat_template, tokenizer))
+
+
+class Runner:
+    """One life of the server process."""
+
+    def __init__(self, server: ServerConfig, pool: PoolConfig, engine: EngineConfig, command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._config = server
+        self._pool_config = pool
+        self._engine = engine
+        self._command = command
+        self._service = Service(server)
+        self._pool: Pool | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None = None) -> int:
+        """texts: opens the model's texts, on a thread."""
+        listener = listen(self._config.host, self._config.port)
+        self.port: int = listener.getsockname()[1]
+        log.info("listening on http://%s:%d", self._config.host, self.port)
+        self._web = _Server(_uvicorn_config(create_app(self._service), self._config))
+        serving = asyncio.create_task(self._web.serve([listener]))
+        stopping = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._load(texts, on_ready))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            await asyncio.wait({loading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()  # raises what kept the model from loading
+            await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loading.cancel()
+            stopping.cancel()
+            await asyncio.gather(loading, stopping, return_exceptions=True)
+            if self._pool is not None:
+                await self._pool.drain()
+                await self._pool.close()
+            self._web.should_exit = True
+            await serving
+        return 0
+
+    async def _load(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None) -> None:
+        opened = await asyncio.to_thread(texts)
+        self._pool = Pool(self._pool_config, self._engine, opened.tokenizer, self._service.metrics, self._command)
+        self._service.open(opened, self._pool)
+        facts = await self._pool.start()
+        if on_ready is not None:
+            on_ready(facts)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            log.warning("stopping at once")
+            self._web.force_exit = True
+            if self._pool is not None:
+                self._pool.kill()
+        else:
+            log.info("draining: no new requests; a second signal stops at once")
+            self._stop.set()
+            if self._pool is not None:
+                self._pool.refuse()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, listening socket. Raises ConfigError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+
+
+def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(config.keep_alive),
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT,
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the Runner's: uvicorn would close the port first and drain afterwards."""
+        yield

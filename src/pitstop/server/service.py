@@ -1,0 +1,83 @@
+"""What the routes share: the served model's texts, the pool, the metrics, and a few threads for everything that is not waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from starlette.requests import Request
+
+from pitstop.config import ServerConfig
+from pitstop.errors import ModelNotFound, Unavailable
+from pitstop.pool import Pool
+from pitstop.server.metrics import Metrics
+from pitstop.text.template import ChatTemplate
+from pitstop.text.tokenizer import Tokenizer
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What turns words into tokens for the served model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+
+class Service:
+    """One per app. Until `open` was called the service is loading."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.created = int(time.time())
+        self.metrics = Metrics(config.model_name, lambda: self._pool)
+        self._texts: Texts | None = None
+        self._pool: Pool | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, "door")
+
+    def open(self, texts: Texts, pool: Pool) -> None:
+        self._texts, self._pool = texts, pool
+
+    @property
+    def state(self) -> str:
+        """loading, ready, restarting, draining or stopped."""
+        return self._pool.state if self._pool is not None else "loading"
+
+    @property
+    def context(self) -> int | None:
+        """Longest prompt + answer in tokens; None while that is not known."""
+        return self._pool.facts.context if self._pool is not None and self._pool.facts is not None else None
+
+    @property
+    def texts(self) -> Texts:
+        """Raises Unavailable while the model is loading."""
+        if self._texts is None:
+            raise Unavailable("The model is still loading; try again shortly.")
+        return self._texts
+
+    def ready_pool(self) -> Pool:
+        """The pool, able to take a request. Raises Unavailable."""
+        if self._pool is None:
+            raise Unavailable("The model is still loading; try again shortly.")
+        self._pool.check_available()
+        return self._pool
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelNotFound unless `name` is the served model or None."""
+        if name is not None and name != self.config.model_name:
+            raise ModelNotFound(f"The model {name[:200]!r} is not served here; {self.config.model_name!r} is.")
+
+    async def think(self, work: Callable[P, R], *args: P.args) -> R:
+        """Run `work` on one of a few threads, so that the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+
+def service_of(request: Request) -> Service:
+    return request.app.state.service

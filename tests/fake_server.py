@@ -1,0 +1,56 @@
+"""The real HTTP front before tests/fake_worker.py: `python tests/fake_server.py [options] [-- worker options]`.
+
+Prints "listening PORT" and later "ready".
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toys import CHAT_TEMPLATE, toy_vocabulary
+
+from pitstop.config import EngineConfig, PoolConfig, ServerConfig
+from pitstop.server.run import Runner
+from pitstop.server.service import Texts
+from pitstop.text.template import ChatTemplate
+from pitstop.text.tokenizer import Tokenizer
+
+STRICT = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system turns, please.') }}{% endif %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Turns must alternate.') }}{% endif %}{% endfor %}"
+)
+
+
+def texts() -> Texts:
+    tokenizer = Tokenizer(toy_vocabulary())
+    return Texts(tokenizer, ChatTemplate(STRICT + CHAT_TEMPLATE if options.strict_template else CHAT_TEMPLATE, tokenizer))
+
+
+async def serve() -> None:
+    server = ServerConfig("toy", port=0, api_keys=tuple(options.key), max_body=1 << 20, max_choices=16, request_timeout=options.timeout)
+    pool = PoolConfig(max_waiting=options.max_waiting, stop_timeout=options.stop_timeout, restart_backoff=0.1)
+    worker = (sys.executable, str(Path(__file__).parent / "fake_worker.py"), *options.worker)
+    runner = Runner(server, pool, EngineConfig(model="toy"), worker)
+    running = asyncio.create_task(runner.run(texts, lambda facts: print("ready", flush=True)))
+    await asyncio.sleep(0)  # until it has bound the port
+    print("listening", runner.port, flush=True)
+    await running
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--key", action="append", default=[])
+parser.add_argument("--max-waiting", type=int, default=64)
+parser.add_argument("--stop-timeout", type=float, default=10)
+parser.add_argument("--timeout", type=float, default=60)
+parser.add_argument("--strict-template", action="store_true")
+parser.add_argument("worker", nargs="*")
+options = parser.parse_args()
+logging.basicConfig(level="INFO")
+asyncio.run(serve())

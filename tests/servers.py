@@ -1,0 +1,120 @@
+"""Server processes for tests, and what a test needs to talk to one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+
+HERE = Path(__file__).parent
+
+
+class Server:
+    """A running server: its address, its process, and clients for it."""
+
+    def __init__(self, url: str, model: str, process: subprocess.Popen, key: str = "none") -> None:
+        self.url = url
+        self.model = model
+        self.process = process
+        self.key = key
+        self.http = httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"})
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def chat(self, content: object = "hello", **fields) -> httpx.Response:
+        """POST a chat request; `content` is the user's turn, fields override everything."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0} | fields
+        return self.post("/v1/chat/completions", body)
+
+    def complete(self, prompt: object = "hello", **fields) -> httpx.Response:
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 8, "temperature": 0} | fields
+        return self.post("/v1/completions", body)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        """As JSON of Python's kind: NaN, Infinity and lone surrogates go out as they are."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.http.post(path, content=content, headers={"Content-Type": "application/json"})
+
+    def stream(self, path: str, body: dict) -> list[dict]:
+        """The events of a stream that ends with [DONE]."""
+        response = self.post(path, body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+    def chat_stream(self, content: object = "hello", **fields) -> list[dict]:
+        body = {"model": self.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+        return self.stream("/v1/chat/completions", body | fields)
+
+    def metric(self, name: str) -> float:
+        """A sample by its name with labels, for example `pitstop_requests{stage="running"}`."""
+        for line in self.http.get("/metrics").text.splitlines():
+            sample, _, value = line.rpartition(" ")
+            if sample == name:
+                return float(value)
+        raise KeyError(name)
+
+    def alive(self) -> bool:
+        """Whether an ordinary request works."""
+        return self.chat("hello", max_tokens=2).status_code == 200
+
+
+def refused(response: httpx.Response, status: int, param: str | None = None, code: str | None = None) -> str:
+    """Assert OpenAI's error object with this status (and field, and code); its message."""
+    assert response.status_code == status, f"{response.status_code}: {response.text[:500]}"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) < 1200
+    assert "Traceback" not in error["message"]
+    if param is not None:
+        assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code, error
+    return error["message"]
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    """Poll until it holds; AssertionError when it does not within the time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"did not happen within {seconds} s"
+        time.sleep(0.01)
+
+
+@contextmanager
+def fake_server(*options: str, worker: tuple[str, ...] = (), ready: bool = True, key: str = "none") -> Iterator[Server]:
+    """The front before a worker without a model. ready: wait until it is; else only until it listens."""
+    command = [sys.executable, str(HERE / "fake_server.py"), *options, "--", *worker]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        listening = re.fullmatch(r"listening (\d+)\n", process.stdout.readline())
+        assert listening, "the server did not come up; its log above says why"
+        if ready:
+            assert process.stdout.readline() == "ready\n"
+        yield Server(f"http://127.0.0.1:{listening[1]}", "toy", process, key)
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen, seconds: float = 20) -> int:
+    """SIGTERM, and the exit status."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        process.stdout.close()

@@ -1,0 +1,14 @@
+"""One server with a fake worker for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from servers import Server, fake_server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with fake_server() as server:
+        yield server
