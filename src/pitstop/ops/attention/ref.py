@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -140,7 +141,7 @@ def make_inputs(
         taken += len(own)
         cuts = sorted({past, past + new, *range(past + chunk - past % chunk, past + new, chunk), *range(0, past + new, SEGMENT)})
         cuts = [cut for cut in cuts if past <= cut]
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             slot = own[start // SEGMENT]
             seal = slot if end % SEGMENT == 0 else -1
             items.append((first_row + start - past, end - start, start, slot, seal, len(table)))
