@@ -21,7 +21,7 @@ _SERVER, _POOL, _ENGINE, _KV = ServerConfig(model_name=""), PoolConfig(), Engine
 def serve(
     model: Model = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0: every interface; set PITSTOP_API_KEYS then.")] = _SERVER.host,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = _SERVER.port,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = _SERVER.port,
     model_name: Annotated[str, typer.Option(help="The model's name in the API; by default its name here, or its file's.")] = "",
     device: Device = _ENGINE.device,
     backend: Backend = _ENGINE.backend,
@@ -67,7 +67,8 @@ def serve(
     )
     from pitstop.server import run
 
-    run(server, PoolConfig(max_waiting=max_waiting), engine, lambda facts: print(announcement(server, facts), flush=True))
+    pool = PoolConfig(max_waiting=max_waiting)
+    raise typer.Exit(run(server, pool, engine, lambda facts: print(announcement(server, facts), flush=True)))
 
 
 def announcement(server: ServerConfig, facts: Ready) -> str:

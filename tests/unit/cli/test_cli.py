@@ -103,6 +103,7 @@ def test_serve_options_become_configs(served: list[tuple], toy: Path, monkeypatc
 @pytest.mark.parametrize(
     "wrong",
     [
+        "--port 0",
         "--port 65536",
         "--port x",
         "--device tpu",
