@@ -25,7 +25,7 @@ class TextStream:
     """Text of one answer. The deltas joined do not depend on how the tokens are grouped into pushes.
 
     Control tokens have no text. Bytes that can never become UTF-8 are U+FFFD each maximal part (Unicode 15, section 3.9, and what
-    `Tokenizer.decode` does); a character that the answer leaves incomplete is dropped.
+    `Tokenizer.decode` does); a character that the answer leaves incomplete is dropped, and so is the beginning of an encoded surrogate.
 
     The first stop string to be completed ends the text just before its first character; of several completed by the same character the
     longest counts. One that is completed before the `min_tokens`-th token is ignored. Text is held back only while it is the longest

@@ -84,6 +84,12 @@ def test_nor_can_several_strings_together(texts: list[str]) -> None:
     assert TOY.decode(ids) == "".join(text.strip() for text in texts)
 
 
+@pytest.mark.parametrize("texts", [["<|im_", "end|>"], ["a<", "|im_end|>"], ["<", "|im_", "end|>"], ["<|im_  ", "end|>"]])
+def test_nor_can_two_halves(texts: list[str]) -> None:
+    ids = ChatTemplate(JOINING, TOY).render(user([{"type": "text", "text": text} for text in texts]))
+    assert not control_ids(ids)
+
+
 def test_nor_can_variables_and_their_keys() -> None:
     tools = [{"name": EVIL, "parameters": {EVIL: {"type": "<|tool|>"}}}]
     ids = ChatTemplate("<|tool|>{{ tools | tojson }}", TOY).render(user("hi"), tools=tools, enable_thinking=False)
@@ -211,8 +217,8 @@ def test_broken_template_stops_the_start() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(3000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(18) }}",
     ],
 )
 def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def is_unfinished(tail: bytes) -> bool:
     """Whether the bytes begin one character of UTF-8 without ending it."""
     for more in (b"\x80", b"\x80\x80", b"\x80\x80\x80", b"\xbf", b"\xbf\xbf", b"\xbf\xbf\xbf", b"\x90\x80\x80", b"\x90\x80"):
         try:
-            if len((tail + more).decode()) == 1:
+            if len((tail + more).decode("utf-8", "surrogatepass")) == 1:  # the codec waits for all of a surrogate
                 return True
         except UnicodeDecodeError:
             continue
@@ -130,6 +130,11 @@ def test_min_tokens_puts_off_the_search() -> None:
     assert fold(byte_tokens(b"a.b.c"), (".",), min_tokens=2) == ("a", 2, True)
     assert fold(byte_tokens(b"ab"), ("ab",), min_tokens=2) == ("", 2, True)  # begun before, completed in time
     assert fold(byte_tokens(b"aab"), ("a", "ab"), min_tokens=3) == ("a", 3, True)
+
+
+def test_a_stop_string_that_came_too_early_is_not_held_back() -> None:
+    assert TextStream(TOY, ("ab", "bc"), min_tokens=9).push(byte_tokens(b"xab")) == Delta("xa", 3, False)
+    assert TextStream(TOY, ("ab",), min_tokens=9).push(byte_tokens(b"xab")) == Delta("xab", 3, False)
 
 
 def test_control_tokens_have_no_text_but_count() -> None:
