@@ -47,6 +47,8 @@ def serve(
     Ctrl-C stops: new requests are refused, those in flight finish; a second Ctrl-C stops at once.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if log_level == "info":
+        logging.getLogger("uvicorn").setLevel("WARNING")  # its notices repeat ours
     path = get_model(model)
     server = ServerConfig(
         model_name=model_name or (model if model in MODELS else path.stem),
