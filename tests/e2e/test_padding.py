@@ -56,7 +56,9 @@ def test_five_pads_in_a_row_a_thousand_times(llm: LLM) -> None:
     llm.engine.check()
 
 
-@pytest.mark.parametrize(("mask", "message"), [([[1, 0, 1]], "hole"), ([[0, 0, 0]], "all padding"), ([[1, 1]], "shape"), ([[1, 2, 1]], "only 0 and 1")])
+@pytest.mark.parametrize(
+    ("mask", "message"), [([[1, 0, 1]], "hole"), ([[0, 0, 0]], "all padding"), ([[1, 1]], "shape"), ([[1, 2, 1]], "only 0 and 1")]
+)
 def test_bad_masks_are_refused_and_nothing_is_left(llm: LLM, mask: list, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         llm.generate(input_ids=[[5, 6, 7]], attention_mask=mask)
