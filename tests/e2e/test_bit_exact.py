@@ -118,7 +118,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
             return exact_attend(self, q, *rest) * (1 + 2**-23 * (len(q) > 1))
 
         monkeypatch.setattr(Raw, "attend", planted)
-    with pytest.raises(AssertionError, match="a batch of 8|chunk"):
+    with pytest.raises(AssertionError, match=r"a batch of 8|chunk"):
         check_matrix(toy, longest=150, count=8, backend="cpu")
 
 
