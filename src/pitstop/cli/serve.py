@@ -48,7 +48,8 @@ def serve(
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log_level == "info":
-        logging.getLogger("uvicorn").setLevel("WARNING")  # its notices repeat ours
+        for noisy in ("httpx", "uvicorn"):
+            logging.getLogger(noisy).setLevel("WARNING")
     path = get_model(model)
     server = ServerConfig(
         model_name=model_name or (model if model in MODELS else path.stem),
