@@ -13,6 +13,7 @@ PIP = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 INPUTS := pyproject.toml constraints.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help serve chat doctor model test test-all lint format env clean
 
 help: ## Show this list
@@ -56,10 +57,10 @@ clean: ## Remove .venv, build outputs and caches; fetched models stay
 	@$(PIP) -e .
 	@touch $@
 
-.venv/installed-dev: .venv/installed
-	@echo "Installing what the tests need"
+.venv/installed-dev: $(INPUTS) | .venv/bin/python
+	@echo "Installing Pitstop and what it and its tests need into .venv (minutes the first time)"
 	@$(PIP) -e '.[dev]'
-	@touch $@
+	@touch .venv/installed $@
 
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed. On Debian: apt install python3 python3-venv"; exit 1; }
