@@ -39,6 +39,7 @@ from pitstop.types import Logprob, Output, Request
 CONTEXT = 512
 END = 2
 MAX_RUNNING = 8
+CACHED = 3  # prompt tokens that it claims to have had
 
 _SCRIPT = re.compile(r"#(say|echo|die|wedge|slow|burst|fail|hold)\s?((?:\\#|[^#])*)#")
 
@@ -152,7 +153,7 @@ class Model:
         scores = None
         if first and params.prompt_logprobs is not None:
             scores = [self.logprob(token, params.prompt_logprobs) for token in request.prompt[1:]]
-        return Output(request.id, tokens, logprobs, finish, request.choice, scores)
+        return Output(request.id, tokens, logprobs, finish, CACHED, scores)
 
     def next_token(self, sequence: Sequence) -> int:
         if sequence.answer is None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import httpx
@@ -27,7 +28,13 @@ class Server:
         self.process = process
         self.key = key
         self.http = httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"})
+        self.says: Callable[[str], str] = "Repeat exactly: {}".format  # a user's turn that makes the model say something like it
+        self.endless = "Count: 1 2 3 4 5 6"
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    @cached_property
+    def context(self) -> int:
+        return self.http.get("/v1/models").json()["data"][0]["max_model_len"]
 
     def chat(self, content: object = "hello", **fields) -> httpx.Response:
         """POST a chat request; `content` is the user's turn, fields override everything."""
@@ -101,7 +108,10 @@ def fake_server(*options: str, worker: tuple[str, ...] = (), ready: bool = True,
         assert listening, "the server did not come up; its log above says why"
         if ready:
             assert process.stdout.readline() == "ready\n"
-        yield Server(f"http://127.0.0.1:{listening[1]}", "toy", process, key)
+        server = Server(f"http://127.0.0.1:{listening[1]}", "toy", process, key)
+        server.says = "#say {}#".format
+        server.endless = "count #slow 5#"
+        yield server
     finally:
         stop(process)
 

@@ -29,14 +29,14 @@ _REFS = "#/components/schemas/{model}"
 
 def create_app(service: Service) -> FastAPI:
     """The app around `service`. It answers /livez at once, and the rest of it when the service has been opened."""
-    app = FastAPI(title="Pitstop", version=__version__, summary="OpenAI-compatible serving of one language model.")
+    app = FastAPI(title="Pitstop", version=__version__, summary="OpenAI-compatible serving of one language model.", redirect_slashes=False)
     app.state.service = service
     app.add_middleware(Gate, metrics=service.metrics)
     for kind in (PitstopError, Refused, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientDisconnect, _nobody_waits)
-    bearer = HTTPBearer(auto_error=False, description="One of the server's API keys, when it has any.")
-    keyed: dict[str, Any] = {"dependencies": [Depends(bearer), Depends(authorize)]}
+    bearer = HTTPBearer(auto_error=False, description="One of the server's API keys.")
+    keyed: dict[str, Any] = {"dependencies": [Depends(bearer), Depends(authorize)] if service.config.api_keys else []}
     post = {**keyed, "methods": ["POST"]}
     get = {"methods": ["GET"]}
 

@@ -13,10 +13,10 @@ async def list_models(http: HTTPRequest) -> Response:
     return JSONResponse({"object": "list", "data": [_model(service_of(http))]})
 
 
-async def get_model(http: HTTPRequest) -> Response:
+async def get_model(http: HTTPRequest, id: str) -> Response:
     """One model. `max_model_len`: longest prompt + answer in tokens, null while the model is loading."""
     service = service_of(http)
-    service.check_model(http.path_params["id"])
+    service.check_model(id)
     return JSONResponse(_model(service))
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from servers import Server, fake_server
+
+pytest.register_assert_rewrite("servers", "cases.text", "cases.parameters", "cases.requests")
+
+from servers import Server, fake_server  # noqa: E402
 
 
 @pytest.fixture(scope="session")

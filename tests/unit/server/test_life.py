@@ -1,0 +1,322 @@
+"""Births, deaths and crowds: one server process each, before a worker without a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from servers import HERE, Server, fake_server, refused, until
+
+
+@contextmanager
+def open_stream(server: Server, prompt: str, **fields):
+    """An iterator over the events of a stream that has begun."""
+    body = {"model": server.model, "prompt": prompt, "max_tokens": 400, "stream": True} | fields
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        first = next(lines)
+        yield (line for lines in ([first], lines) for line in lines)
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_case_07_a_failure_after_the_stream_began_is_an_error_event(server: Server):
+    with open_stream(server, "#fail 3#") as events:
+        *chunks, last = list(events)
+    assert len(chunks) == 3
+    assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert json.loads(last)["error"]["message"] == "scripted failure"
+    refused(server.complete("#fail 3#"), 500, code="engine_error")
+    refused(server.complete("#fail 0#", stream=True), 500, code="engine_error")  # nothing was sent yet: a status can still say it
+
+
+def test_case_07_with_the_openai_client(server: Server):
+    import openai
+
+    with pytest.raises(openai.APIError, match="scripted failure"):
+        list(server.openai.completions.create(model=server.model, prompt="#fail 3#", max_tokens=10, stream=True))
+
+
+def test_case_07_a_sigkilled_worker_ends_streams_with_an_error_and_is_replaced():
+    with fake_server() as server:
+        (worker,) = children(server.process.pid)
+        with open_stream(server, "count #slow 5#") as events, ThreadPoolExecutor(1) as threads:
+            next(events)
+            unstreamed = threads.submit(server.complete, "count #slow 20#", max_tokens=300)
+            until(lambda: server.metric('pitstop_requests{stage="running"}') == 2, 5)
+            os.kill(worker, signal.SIGKILL)
+            *_, last = list(events)
+            error = json.loads(last)["error"]
+            assert (error["type"], error["code"]) == ("service_unavailable", "unavailable")
+            refused(unstreamed.result(), 503)
+        ready = server.http.get("/readyz")
+        assert (ready.status_code, ready.json()) == (503, {"status": "restarting"})
+        assert server.http.get("/livez").status_code == 200
+        response = server.complete("hello")
+        refused(response, 503)
+        assert response.headers["retry-after"]
+        until(lambda: server.http.get("/readyz").status_code == 200, 10)
+        assert server.complete("#say back#").json()["choices"][0]["text"] == "back"
+        assert server.metric("pitstop_worker_restarts_total") == 1
+        assert server.metric('pitstop_requests_finished_total{reason="error"}') == 2
+        assert_books_balance(server)
+
+
+def assert_books_balance(server: Server) -> None:
+    text = server.http.get("/metrics").text
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if not line.startswith("#")}
+    finished = sum(value for name, value in values.items() if name.startswith("pitstop_requests_finished_total"))
+    in_flight = values['pitstop_requests{stage="queued"}'] + values['pitstop_requests{stage="running"}']
+    assert values["pitstop_requests_accepted_total"] == finished + in_flight
+
+
+def test_loading_is_live_but_not_ready():
+    with fake_server(worker=("--slow-start", "60"), ready=False) as server:
+        until(lambda: server.http.get("/livez").status_code == 200, 5)
+        ready = server.http.get("/readyz")
+        assert (ready.status_code, ready.json()) == (503, {"status": "loading"})
+        refused(server.chat(), 503, code="unavailable")
+        refused(server.post("/tokenize", {"prompt": "x"}), 503)
+        assert server.http.get("/v1/models").json()["data"][0]["max_model_len"] is None
+        assert server.metric("pitstop_ready") == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 0
+
+
+def test_a_worker_that_cannot_start_ends_the_server_with_its_reason():
+    command = [sys.executable, str(HERE / "fake_server.py"), "--", "--fail", "no such weights"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ConfigError: no such weights")
+
+
+def test_a_port_in_use_is_a_clear_error():
+    from pitstop.errors import ConfigError
+    from pitstop.server.run import listen
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="choose another"):
+        listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match="choose another"):
+        listen("no.such.host.invalid", 8000)
+
+
+def test_case_27_sigterm_drains():
+    with fake_server() as server:
+        (worker,) = children(server.process.pid)
+        with ThreadPoolExecutor(10) as threads:
+            streams = [threads.submit(server.stream, "/v1/completions", slow(server, "#slow 30##say one two three#")) for _ in range(8)]
+            until(lambda: server.metric('pitstop_requests{stage="running"}') == 8, 5)
+            kept = httpx.Client(base_url=server.url)
+            kept.get("/livez")  # an idle connection must not hold the stop up
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: server.http.get("/readyz").status_code == 503, 1)
+            assert server.http.get("/readyz").json() == {"status": "draining"}
+            refused(server.complete("hello"), 503, code="unavailable")
+            assert server.metric('pitstop_requests{stage="running"}') == 8
+            for stream in streams:
+                events = stream.result()
+                assert "".join(event["choices"][0]["text"] for event in events) == "one two three"
+                assert events[-1]["choices"][0]["finish_reason"] == "stop"
+        assert server.process.wait(5) == 0
+        kept.close()
+        assert gone(worker)
+
+
+def slow(server: Server, prompt: str) -> dict:
+    return {"model": server.model, "prompt": prompt, "max_tokens": 100}
+
+
+def test_case_27_a_drain_is_bounded_and_says_so_to_the_streams():
+    with fake_server("--stop-timeout", "0.3") as server, open_stream(server, "count #slow 10#") as events:
+        server.process.send_signal(signal.SIGTERM)
+        *_, last = list(events)
+        assert json.loads(last)["error"]["code"] == "unavailable"
+        assert server.process.wait(5) == 0
+
+
+def test_case_27_a_second_signal_is_quick():
+    with fake_server("--stop-timeout", "60") as server:
+        (worker,) = children(server.process.pid)
+        with open_stream(server, "count #slow 100#") as events:
+            server.process.send_signal(signal.SIGINT)
+            until(lambda: server.http.get("/readyz").status_code == 503, 2)
+            start = time.monotonic()
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(5) == 0
+            assert time.monotonic() - start < 3
+            try:
+                rest = list(events)
+            except httpx.RemoteProtocolError:
+                rest = []
+            assert "[DONE]" not in rest  # an error event or a cut, and never an end that looks like one
+        assert gone(worker)
+
+
+def test_case_26_a_full_queue_refuses_at_once_and_the_books_balance():
+    with fake_server("--max-waiting", "4") as server, ThreadPoolExecutor(40) as threads:
+        blockers = []
+        for count in range(1, 9):
+            blockers.append(threads.submit(server.complete, "count #slow 5#", max_tokens=300))
+            until(lambda count=count: server.metric("pitstop_time_to_first_token_seconds_count") == count, 5)
+        crowd = [threads.submit(server.complete, "#say ok#") for _ in range(30)]
+        start = time.monotonic()
+        assert server.http.get("/livez").status_code == 200
+        assert time.monotonic() - start < 0.5
+        answers = [future.result() for future in crowd]
+        excess = [answer for answer in answers if answer.status_code != 200]
+        assert len(excess) >= 20
+        for answer in excess:
+            refused(answer, 429, code="overloaded")
+            assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert all(answer.json()["choices"][0]["text"] == "ok" for answer in answers if answer.status_code == 200)
+        assert all(blocker.result().status_code == 200 for blocker in blockers)
+        assert server.metric("pitstop_requests_rejected_total") == len(excess)
+        assert server.metric("pitstop_requests_accepted_total") == 38 - len(excess)
+        assert_books_balance(server)
+
+
+def test_case_25_clients_that_go_away_while_queued_or_waiting_for_the_whole(server: Server):
+    before = server.metric('pitstop_requests_finished_total{reason="cancelled"}')
+    connections = []
+    for prompt, stream in (("#hold#", True), ("#hold#", False), ("count #slow 10#", False)):
+        body = json.dumps(slow(server, prompt) | {"stream": stream}).encode()
+        raw = socket.create_connection(httpx.URL(server.url).netloc.decode().split(":"))
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
+        raw.sendall(body)
+        connections.append(raw)
+    until(lambda: (server.metric('pitstop_requests{stage="queued"}'), server.metric('pitstop_requests{stage="running"}')) == (2, 1), 5)
+    for raw in connections:
+        raw.close()
+    until(lambda: server.metric('pitstop_requests_finished_total{reason="cancelled"}') == before + 3, 2)
+    until(lambda: server.metric('pitstop_kv_pages{use="in_use"}') == 0, 2)
+
+
+def test_time_outs(server: Server):
+    refused(server.complete("count #slow 20#", max_tokens=400, timeout=0.2), 504, code="deadline_exceeded")
+    refused(server.complete("#hold#", timeout=0.1, stream=True), 504, code="deadline_exceeded")
+    with open_stream(server, "count #slow 20#", timeout=0.3) as events:
+        *_, last = list(events)
+    assert json.loads(last)["error"]["code"] == "deadline_exceeded"
+    refused(server.complete(timeout=61), 400, "timeout")
+
+
+def test_case_20_a_template_that_refuses():
+    with fake_server("--strict-template") as server:
+        system = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+        assert "No system turns, please." in refused(server.chat(messages=system), 400, "messages")
+        developer = [{"role": "developer", "content": "x"}, {"role": "user", "content": "x"}]
+        assert "No system turns, please." in refused(server.chat(messages=developer), 400, "messages")
+        twice = [{"role": "user", "content": "x"}] * 2
+        assert "Turns must alternate." in refused(server.chat(messages=twice, stream=True), 400, "messages")
+        assert server.alive()
+
+
+def test_api_keys():
+    with fake_server("--key", "first-key", "--key", "schlüssel", key="first-key") as server:
+        assert server.alive()
+        assert server.http.get("/v1/models").status_code == 200
+        for header in ("", "Bearer", "Bearer wrong", "Basic first-key", "first-key", "Bearer first-key2", b"Bearer \xff\xfe"):
+            headers = {"Authorization": header} if header else {}
+            for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")):
+                response = httpx.request(method, server.url + path, headers=headers)
+                refused(response, 401, code="invalid_api_key")
+                assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/livez", "/readyz", "/metrics"):
+            assert httpx.get(server.url + path).status_code == 200
+        second = {"Authorization": "bearer schlüssel".encode()}
+        assert httpx.get(server.url + "/v1/models", headers=second).status_code == 200
+
+
+def test_a_body_that_does_not_come_holds_nobody_up(server: Server):
+    raw = socket.create_connection(httpx.URL(server.url).netloc.decode().split(":"))
+    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+    assert server.alive()
+    assert server.metric('pitstop_requests{stage="encoding"}') == 0
+    raw.close()
+    assert server.alive()
+
+
+def test_expect_100_continue_is_answered_before_the_body(server: Server):
+    raw = socket.create_connection(httpx.URL(server.url).netloc.decode().split(":"))
+    raw.settimeout(5)
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    )
+    raw.sendall(head % (50 << 20))
+    assert raw.recv(100).startswith(b"HTTP/1.1 413")
+    raw.close()
+
+
+def test_request_ids(server: Server):
+    assert server.http.get("/livez", headers={"X-Request-Id": "my-id.42"}).headers["x-request-id"] == "my-id.42"
+    made = [server.http.get("/v1/nothing").headers["x-request-id"] for _ in range(2)]
+    assert all(name.startswith("req_") for name in made)
+    assert made[0] != made[1]
+    for bad in ("x" * 129, "a b", ""):
+        assert server.http.get("/livez", headers={"X-Request-Id": bad}).headers["x-request-id"].startswith("req_")
+    assert server.chat(temperature=-1).headers["x-request-id"].startswith("req_")
+
+
+def test_case_29_gauges_are_exact_when_scraped(server: Server):
+    with open_stream(server, "count #slow 20#") as events:
+        next(events)
+        assert server.metric("pitstop_requests_running") == 1
+        assert server.metric("pitstop_requests_waiting") == 0
+        with ThreadPoolExecutor(2) as threads:
+            held = [threads.submit(server.complete, "#hold#", timeout=0.5) for _ in range(2)]
+            until(lambda: server.metric("pitstop_requests_waiting") == 2, 0.5)
+            assert server.metric("pitstop_requests_running") == 1
+            assert all(answer.result().status_code == 504 for answer in held)
+        assert server.metric("pitstop_requests_waiting") == 0
+        assert_books_balance(server)
+
+
+def test_case_31_latency_buckets_hold_every_limit_people_set(server: Server):
+    server.complete("#say hi#")
+    text = server.http.get("/metrics").text
+    for name in ("time_to_first_token", "request_duration"):
+        for limit in ("0.3", "0.5", "0.7", "1.0", "2.0"):
+            assert f'pitstop_{name}_seconds_bucket{{le="{limit}"}}' in text
+    assert server.metric("pitstop_time_to_first_token_seconds_count") > 0
+    assert server.metric("pitstop_inter_token_latency_seconds_count") > 0
+    assert server.metric('pitstop_http_responses_total{route="/v1/completions",status="200"}') > 0
+
+
+def test_usage_counts_a_prompt_once_and_every_answer(server: Server):
+    answer = server.complete(["#say a#", "#say b#"], n=2).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["a", "a", "b", "b"]
+    assert answer["usage"]["completion_tokens"] == 8  # a letter and an end token each
+    assert answer["usage"]["prompt_tokens"] == 2 * len("#say a#")
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2 * 3
+
+
+def test_the_front_imports_no_torch():
+    program = """
+import sys
+import pitstop.server
+from pitstop.config import ServerConfig
+pitstop.server.create_app(pitstop.server.Service(ServerConfig("toy"))).openapi()
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

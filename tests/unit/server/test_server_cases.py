@@ -1,0 +1,7 @@
+"""The cases, before a worker without a model."""
+
+from __future__ import annotations
+
+from cases.parameters import *  # noqa: F403
+from cases.requests import *  # noqa: F403
+from cases.text import *  # noqa: F403
