@@ -1,6 +1,7 @@
 #include "drivers.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "pool.h"
@@ -101,6 +102,13 @@ void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions,
       kernels().rotate(x + row * x_row, cos + positions[row] * half, sin + positions[row] * half, heads, head_dim, interleaved,
                        out + row * width);
   });
+}
+
+float read(const float* x, int64_t count) {
+  constexpr int64_t BLOCK = 1 << 16;
+  std::vector<float> sums((count + BLOCK - 1) / BLOCK);
+  parallel((int)sums.size(), [&](int task) { sums[task] = kernels().sum(x + task * BLOCK, std::min(BLOCK, count - task * BLOCK)); });
+  return std::accumulate(sums.begin(), sums.end(), 0.0f);
 }
 
 }  // namespace pitstop

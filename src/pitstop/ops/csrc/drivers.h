@@ -22,6 +22,9 @@ void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float
 void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions, const float* cos, const float* sin, int context,
             int heads, int head_dim, bool interleaved, float* out);
 
+// Reads `count` floats with all threads; returns a sum, so that the reading is not optimised away.
+float read(const float* x, int64_t count);
+
 // One row of the items tensor, int32 [n, 6].
 struct Item {
   int32_t row, count, start, tail, seal, table;

@@ -74,6 +74,14 @@ void exp_all(const float* x, float* out, ptrdiff_t count) {
   if (i < count) store_first(out + i, exp(load_first(x + i, (int)(count - i))), (int)(count - i));
 }
 
+float sum_all(const float* x, ptrdiff_t count) {
+  Vec sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
+  for (ptrdiff_t i = 0; i + 4 * LANES <= count; i += 4 * LANES) {
+    UNROLL for (int j = 0; j < 4; ++j) sums[j] = add(sums[j], load(x + i + j * LANES));
+  }
+  return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
 #if defined(__AVX2__) || defined(__aarch64__)
 constexpr bool HAS_FMA = true;
 #else
@@ -88,5 +96,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, rms_norm, silu_mul, rotate, append, attend_segment, merge, finish, exp_all,
+    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, rms_norm, silu_mul, rotate, append, attend_segment, merge, finish, exp_all, sum_all,
 };

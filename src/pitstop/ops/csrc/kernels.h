@@ -46,6 +46,7 @@ struct Kernels {
   // state -> out[i] = values / total, zeros where nothing was seen; row i goes to out + offsets[i]
   void (*finish)(const Partial& state, int count, int head_dim, float* out, const ptrdiff_t* offsets);
   void (*exp)(const float* x, float* out, ptrdiff_t count);  // for the accuracy test
+  float (*sum)(const float* x, ptrdiff_t count);             // reads memory as fast as it comes: the bench's ceiling
 };
 
 extern const Kernels kernels_portable;

@@ -39,6 +39,7 @@ void bind_rows(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) 
            at<float>(out));
   }, unlocked);
   m.def("exp", [](Address x, Address out, int64_t count) { kernels().exp(at<float>(x), at<float>(out), count); }, unlocked);
+  m.def("read", [](Address x, int64_t count) { return read(at<float>(x), count); }, unlocked);
 }
 
 void bind_attention(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) {
