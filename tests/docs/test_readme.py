@@ -16,9 +16,13 @@ from pathlib import Path
 
 import pytest
 import toy_gguf
+import typer
 
 import pitstop.cli
+from pitstop.config import ServerConfig
 from pitstop.models.weights import fetch
+from pitstop.server import Service, create_app
+from pitstop.types import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
@@ -68,9 +72,29 @@ def test_both_pages_hold_the_same_options_and_routes() -> None:
         assert english
 
 
+def test_routes_and_fields_are_the_servers() -> None:
+    schema = create_app(Service(ServerConfig(model_name="toy"))).openapi()
+    section = ENGLISH.read_text(encoding="utf-8").partition("## The API")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(?:GET|POST) (/[\w/]+)`", section))
+    assert documented == {path for path in schema["paths"] if "{" not in path}
+    fields = {name for shape in ("ChatRequest", "CompletionRequest") for name in schema["components"]["schemas"][shape]["properties"]}
+    named = set(re.findall(r"`([a-z_]+)`", section))
+    assert named <= fields
+    assert named >= set(SamplingParams.__struct_fields__) & fields
+
+
 def test_every_command_is_tested() -> None:
     for command in commands(ENGLISH):
         assert sum(re.match(kind, command) is not None for kind in KINDS) == 1, f"no test runs: {command}"
+
+
+def test_options_are_the_command_lines() -> None:
+    serve = typer.main.get_command(pitstop.cli.app).commands["serve"]
+    defaults = {name: option.default for option in serve.params for name in (*option.opts, *option.secondary_opts)}
+    for names, values in re.findall(r"^\| (`--.*?) \| (.*?) \|", ENGLISH.read_text(encoding="utf-8"), re.MULTILINE):
+        for name, value in zip(re.findall(r"`(.*?)`", names), values.split(", "), strict=True):
+            assert name in defaults
+            assert name.startswith("--no-") or value == str(defaults[name]).removesuffix(".0"), name
 
 
 def test_linked_files_exist() -> None:
