@@ -148,7 +148,7 @@ class Model:
             if finish:
                 del self.sequences[request.id]
                 break
-        logprobs = [self.logprob(token, params.logprobs) for token in tokens] if params.logprobs is not None else None
+        logprobs = [self.logprob(token, params.logprobs) for token in tokens] if tokens and params.logprobs is not None else None
         first = sequence.said == len(tokens)
         scores = None
         if first and params.prompt_logprobs is not None:

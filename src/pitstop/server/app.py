@@ -26,6 +26,13 @@ from pitstop.server.streaming import CLIENT_GONE
 _BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _REFS = "#/components/schemas/{model}"
 
+_EVENT = {
+    "type": "object",
+    "description": "A server-sent event: data is a chunk as OpenAI defines it, an error object, or [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
 
 def create_app(service: Service) -> FastAPI:
     """The app around `service`. It answers /livez at once, and the rest of it when the service has been opened."""
@@ -43,7 +50,7 @@ def create_app(service: Service) -> FastAPI:
     def route(path: str, endpoint, answer: type[BaseModel] | None, errors: str, body: type[BaseModel] | None = None, **options) -> None:
         responses: dict[int | str, dict] = {int(code): {"model": shapes.ErrorAnswer} for code in errors.split()}
         if body in (ChatRequest, CompletionRequest):
-            responses[200] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+            responses[200] = {"content": {"text/event-stream": {"schema": _EVENT}}}
         extra = _body(body) if body is not None else None
         app.add_api_route(path, endpoint, response_model=answer, responses=responses, openapi_extra=extra, **options)
 

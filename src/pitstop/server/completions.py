@@ -112,11 +112,11 @@ class CompletionShape:
     def chunks(self, index: int, delta: Delta) -> list[Chunk]:
         voice, text = self._voices[index], delta.text
         logprobs = None
-        if delta.scores is not None:
+        if delta.scores is not None or delta.prompt_scores is not None:
             logprobs = _new_logprobs()
-            if voice.first is not None and not voice.started:
-                self._add_prompt(logprobs, voice, delta.prompt_scores or [])
-            _add(logprobs, voice, delta.scores)
+            if delta.prompt_scores is not None:
+                self._add_prompt(logprobs, voice, delta.prompt_scores)
+            _add(logprobs, voice, delta.scores or [])
         if not voice.started:
             text = voice.echo + text
             voice.started = True
