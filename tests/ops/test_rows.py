@@ -176,6 +176,13 @@ def test_large_linear_is_split_without_a_trace():
     assert_rows_stand_alone(lambda rows: linear.linear(rows, packed), x)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OPS)
+def test_no_rows_give_no_rows(name, backend):
+    dispatch.use(backend)
+    assert len(OPS[name](*(t[:0] for t in op_inputs(name, 1)))) == 0
+
+
 def test_a_batch_dependent_reduction_would_be_seen():
     x, weight = linear_ref.make_inputs(3, 64, 40, COLUMNS)
 

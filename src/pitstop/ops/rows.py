@@ -20,6 +20,6 @@ def refuse(**tensors: torch.Tensor) -> Declined | None:
     for name, tensor in tensors.items():
         if tensor.dtype is not torch.float32:
             return Declined(f"{name} must be float32")
-        if tensor.is_cuda:
+        if not tensor.is_cpu:
             return Declined(f"{name} is not in host memory")
     return None

@@ -11,11 +11,17 @@ _ITEMSIZE = {torch.float16: 2, torch.float32: 4}
 
 
 def _refuse_cache(tails: torch.Tensor, *indices: torch.Tensor) -> Declined | None:
-    if tails.dtype not in _ITEMSIZE or tails.is_cuda or not tails.is_contiguous():
+    if tails.dtype not in _ITEMSIZE or not tails.is_cpu or not tails.is_contiguous():
         return Declined("tails must be contiguous float16 or float32 in host memory")
     for index in indices:
         if index.dtype is not torch.int32 or not index.is_contiguous():
             return Declined("items and table must be contiguous int32")
+    return None
+
+
+def _refuse_pages(pages: torch.Tensor) -> Declined | None:
+    if pages.dtype is not torch.uint8 or not pages.is_contiguous():
+        return Declined("pages must be contiguous uint8")
     return None
 
 
@@ -50,8 +56,8 @@ def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.T
 def seal_raw(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor) -> Declined | None:
     if reason := _refuse_cache(tails, items):
         return reason
-    if not pages.is_contiguous():
-        return Declined("pages must be contiguous")
+    if reason := _refuse_pages(pages):
+        return reason
     slots, kv_heads, _, size = tails.shape
     half = tails.dtype is torch.float16
     native.seal_raw(tails.data_ptr(), slots, pages.data_ptr(), *pages.shape, kv_heads, size // 128, half, items.data_ptr(), len(items))
@@ -71,8 +77,8 @@ def paged_attention(
     rows, heads, head_dim = q.shape
     if reason := refuse(q=q) or _refuse_cache(tails, items, table) or _refuse_head(head_dim):
         return reason
-    if not pages.is_contiguous():
-        return Declined("pages must be contiguous")
+    if reason := _refuse_pages(pages):
+        return reason
     q = strided(q)
     out = torch.zeros(rows, heads, head_dim)
     native.paged_attention(

@@ -21,7 +21,7 @@ TOLERANCE = 2.0
 def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
     if weight.kind == "rows":
         return rowwise(lambda row: row @ weight.data.T, x)
-    return rowwise(lambda row: torch.matmul(row[None], weight.data).view(1, -1)[:, : weight.out_features], x)
+    return rowwise(lambda row: torch.matmul(row, weight.data).transpose(0, 1).flatten(1)[:, : weight.out_features], x)
 
 
 def make_inputs(seed: int, rows: int, out_features: int, in_features: int) -> tuple[torch.Tensor, torch.Tensor]:
