@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -114,6 +115,30 @@ def fake_server(*options: str, worker: tuple[str, ...] = (), ready: bool = True,
         yield server
     finally:
         stop(process)
+
+
+@contextmanager
+def model_server(model_path: Path, *options: str) -> Iterator[Server]:
+    """`pitstop serve` as a user starts it, on a free port, ready."""
+    name = "the-model"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "pitstop.cli", "serve", str(model_path), "--model-name", name, "--port", str(port), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        server = Server(f"http://127.0.0.1:{port}", name, process)
+        until(lambda: process.poll() is not None or is_ready(server), 120)
+        assert process.poll() is None, "the server did not come up; its log above says why"
+        yield server
+    finally:
+        stop(process)
+
+
+def is_ready(server: Server) -> bool:
+    try:
+        return server.http.get("/readyz").status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def stop(process: subprocess.Popen, seconds: float = 20) -> int:

@@ -8,13 +8,13 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from cases.parameters import *  # noqa: F403
 from cases.parameters import text_of, token
 from cases.requests import *  # noqa: F403
 from cases.text import *  # noqa: F403
-from conftest import model_server
-from servers import Server, refused, until
+from servers import Server, model_server, refused, until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -74,8 +74,6 @@ def test_case_25_closed_during_prefill(server: Server):
 
 
 def _give_up_soon(server: Server, body: dict) -> None:
-    import httpx
-
     try:
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.5)
     except httpx.ReadTimeout:
