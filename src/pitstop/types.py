@@ -215,9 +215,7 @@ class AttentionSpec:
 class KVView(Protocol):
     """What a model's forward sees of the cache during one step."""
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], all fp32 → [rows, heads, head_dim] fp32.
 
         Rotates q and k, appends k and v, seals the segments that fill up, and attends.

@@ -103,5 +103,5 @@ def test_rooms_of_the_front_import_no_torch() -> None:
     "module", ["pitstop", "pitstop.server", "pitstop.pool", "pitstop.cli", "pitstop.engine.scheduler", "pitstop.kv.cache"]
 )
 def test_importing_the_front_loads_no_torch(module: str) -> None:
-    code = f"import sys, pitstop{module}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
