@@ -69,7 +69,7 @@ def test_case_08_beyond_the_context_the_numbers_are_right(server: Server, stream
     message = refused(server.chat(max_tokens=too_many, stream=stream), 400, "messages", "context_length_exceeded")
     for number in (server.context, prompt, too_many, server.context + 1):
         assert str(number) in message
-    refused(server.complete(max_tokens=10**30), 400, "prompt", "context_length_exceeded")
+    refused(server.complete(max_tokens=2**60), 400, "prompt", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_case_09_every_kind_of_prompt(server: Server):
         assert choices[0]["text"] == choices[1]["text"] == expected
 
 
-@pytest.mark.parametrize("value", [-1, 10**9, 2**31, 2**63, 2**70])
+@pytest.mark.parametrize("value", [-1, 10**9, 2**31, 2**63])
 def test_case_10_tokens_outside_the_vocabulary(server: Server, value: int):
     refused(server.complete(logit_bias={str(value): 1}), 400, "logit_bias")
     refused(server.complete(stop_token_ids=[value]), 400, "stop_token_ids")
@@ -153,6 +153,12 @@ def test_case_11_numbers_that_are_none_or_out_of_range(server: Server, name: str
 def test_case_11_a_number_too_large_for_a_float(server: Server, name: str):
     body = json.dumps({"model": server.model, "prompt": "x", name: 1}).replace(f'"{name}": 1', f'"{name}": 1e400')
     refused(server.post("/v1/completions", body.encode()), 400, name)
+
+
+@pytest.mark.parametrize("value", [2**65, -(10**400), 1e300])
+@pytest.mark.parametrize("name", ["seed", "top_k", "max_tokens", "min_tokens", "logprobs", "n", "priority", "best_of"])
+def test_case_11_an_integer_beyond_all_bounds(server: Server, name: str, value: object):
+    refused(server.complete(**{name: value}), 400, name)
 
 
 @pytest.mark.parametrize(

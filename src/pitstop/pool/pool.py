@@ -95,6 +95,7 @@ class Pool:
             facts = await self._bring_up()
         except BaseException:
             self.state = "stopped"
+            self.kill()  # it has nothing to lose yet, and would notice the end of file only after loading
             await self._take_down()
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name="pool-supervisor")
@@ -205,7 +206,6 @@ class Pool:
         try:
             self.facts = await asyncio.wait_for(self._ready, self.config.start_timeout)
         except TimeoutError:
-            self._worker.kill()
             raise ConfigError(f"the worker was not ready within {self.config.start_timeout:g} s") from None
         if self.state in ("loading", "restarting"):
             self.state = "ready"
@@ -227,6 +227,7 @@ class Pool:
                 await self._bring_up()
             except PitstopError as error:
                 log.error("worker %d did not start: %s", self._incarnation, error)
+                self.kill()
                 await self._take_down()
 
     async def _take_down(self) -> None:

@@ -103,6 +103,9 @@ class Worker:
                 send(self._socket, Commands(self.incarnation, submit, cancel))
         except OSError:  # the reader sees the end of file and reports it
             pass
+        except Exception:
+            log.exception("a command for worker %d cannot be sent; it is killed", self.incarnation)
+            self.kill()
 
     def _batch(self, first: Request | str) -> list[Request | str]:
         batch = [first]

@@ -39,7 +39,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Pitstop", version=__version__, summary="OpenAI-compatible serving of one language model.", redirect_slashes=False)
     app.state.service = service
     app.add_middleware(Gate, metrics=service.metrics)
-    for kind in (PitstopError, Refused, HTTPException, Exception):
+    for kind in (PitstopError, Refused, HTTPException):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientDisconnect, _nobody_waits)
     bearer = HTTPBearer(auto_error=False, description="One of the server's API keys.")

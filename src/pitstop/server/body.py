@@ -141,7 +141,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
             message = f"{path} is required"
         case "extra_forbidden":
             message = f"{path}: unknown field; leave it out"
-        case "unsupported":
+        case "unsupported" | "range":
             message = f"{path} {first['msg']}"
         case _:
             message = f"{path}: {first['msg'][:1].lower()}{first['msg'][1:]}"

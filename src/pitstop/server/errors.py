@@ -65,7 +65,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """The exception handler of the app."""
     status, body, headers = describe(error)
     if status >= 500:
-        log.log(logging.WARNING if isinstance(error, PitstopError) else logging.ERROR, "%s %s: %s", request.method, request.url.path, error)
+        log.warning("%s %s: %s", request.method, request.url.path, error)
     return JSONResponse(body, status, headers)
 
 

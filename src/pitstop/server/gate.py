@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pitstop.server.errors import Refused
+from pitstop.server.errors import Refused, describe
 from pitstop.server.metrics import Metrics
 from pitstop.server.service import service_of
+
+log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """ASGI middleware. X-Request-Id is taken from the request if it is 1 to 128 visible ASCII characters, else made, and echoed back."""
+    """ASGI middleware, and the last net under everything.
+
+    X-Request-Id is taken from the request if it is 1 to 128 visible ASCII characters, else made, and echoed back."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -31,22 +37,31 @@ class Gate:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
+        started = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
                 self._metrics.response(getattr(scope.get("route"), "path", "other"), message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("request %s failed", request_id)
+            if not started:
+                status, body, headers = describe(error)
+                await JSONResponse(body, status, headers)(scope, receive, send_with_id)
 
 
 async def authorize(request: Request) -> None:
     """Raise Refused 401 unless the request bears one of the server's keys. Compares in constant time."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     given = token.strip().encode("latin-1")  # the bytes as they came
-    matches = [
-        hmac.compare_digest(given, key.encode()) for key in service_of(request).config.api_keys
-    ]  # all of them: the time tells nothing
+    # All keys are compared, whichever matches: the time tells nothing.
+    matches = [hmac.compare_digest(given, key.encode()) for key in service_of(request).config.api_keys]
     if scheme.lower() != "bearer" or not any(matches):
         message = "send an API key of this server's in the header Authorization: Bearer KEY"
         raise Refused(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})

@@ -72,3 +72,15 @@ def test_error_bodies_serialise_and_stay_small():
     assert len(error["error"]["param"].encode()) <= 1000
     _, error, _ = describe(ZeroDivisionError("a secret"))
     assert "secret" not in str(error)
+
+
+def test_an_unforeseen_failure_is_a_500_that_tells_nothing_and_has_an_id(monkeypatch):
+    from starlette.testclient import TestClient
+
+    from pitstop.config import ServerConfig
+    from pitstop.server import Service, create_app, models
+
+    monkeypatch.setattr(models, "_model", lambda service: 1 / 0)
+    answer = TestClient(create_app(Service(ServerConfig("toy")))).get("/v1/models", headers={"X-Request-Id": "abc"})
+    assert (answer.status_code, answer.json()["error"]["code"], answer.headers["x-request-id"]) == (500, "internal_error", "abc")
+    assert "division" not in answer.text

@@ -100,8 +100,10 @@ def test_loading_is_live_but_not_ready():
         refused(server.post("/tokenize", {"prompt": "x"}), 503)
         assert server.http.get("/v1/models").json()["data"][0]["max_model_len"] is None
         assert server.metric("pitstop_ready") == 0
+        start = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(5) == 0
+        assert time.monotonic() - start < 3
 
 
 def test_a_worker_that_cannot_start_ends_the_server_with_its_reason():

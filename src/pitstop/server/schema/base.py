@@ -23,7 +23,13 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_integral)]
+def _bounded(value: int) -> int:
+    if abs(value) > 2**64:
+        raise PydanticCustomError("range", "is out of any range")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_integral), AfterValidator(_bounded)]
 
 
 def only(*allowed: Any, why: str = "is not supported by this server; leave it out") -> Any:
