@@ -27,6 +27,7 @@ class EngineConfig:
     model: str  # path of the weights
     device: str = "auto"  # auto, cpu, cuda
     backend: str = "auto"  # auto, cpu (native kernels), ref (plain torch)
+    activations: str = "exact"  # what quantised weights are multiplied by: exact (int16), int16, int8, fp32
     threads: int = 0  # 0: as many as this process may use
     prefill_chunk: int = 512
     max_running: int = 32
@@ -91,6 +92,8 @@ def resolve(config: EngineConfig, *, model_context: int, cuda: bool, free_memory
         raise ConfigError(f"--backend {config.backend}: choose auto, cpu or ref")
     if config.backend == "cpu" and device != "cpu":
         raise ConfigError(f"--backend cpu does not run on --device {device}")
+    if config.activations not in ("exact", "int16", "int8", "fp32"):
+        raise ConfigError(f"--activations {config.activations}: choose exact, int16, int8 or fp32")
     for name in ("prefill_chunk", "max_running"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")

@@ -28,7 +28,7 @@ PROMPTS = {
 
 @pytest.fixture(scope="module")
 def llm(model_path: Path) -> LLM:
-    return LLM(model_path, codec="raw32", prefix_cache=False)
+    return LLM(model_path, codec="raw32", prefix_cache=False, activations="fp32")
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class Engine:
         dispatch.use(config.backend)
         dispatch.set_threads(config.threads)
         context = self.config.kv.context
-        model = load_model(file, config.device, context)
+        model = load_model(file, config.device, context, config.activations)
         store = KVStore(codec, shape, pages, tails, config.device)
         rows = config.prefill_chunk + config.max_running
         view = StepView(store, rows, config.max_running * (context // SEGMENT + 1), config.device)

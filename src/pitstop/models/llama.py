@@ -11,7 +11,7 @@ from pitstop.models.weights.config import ModelConfig
 from pitstop.models.weights.gguf import ModelFile
 from pitstop.ops import rope
 from pitstop.ops.activation import silu_mul
-from pitstop.ops.linear import PackedLinear, linear, pack, rows
+from pitstop.ops.linear import PackedLinear, Precision, linear, pack_stored, rows
 from pitstop.ops.norm import rms_norm
 from pitstop.types import AttentionSpec, KVShape, KVView
 
@@ -31,10 +31,10 @@ class Layer:
 class Llama:
     """A decoder whose forward computes any mixture of requests' rows; the KV cache behind `view` knows which is whose."""
 
-    def __init__(self, file: ModelFile, device: str, context: int) -> None:
+    def __init__(self, file: ModelFile, device: str, context: int, activations: Precision) -> None:
         config = file.config
         self.config = config
-        self._loader = loader = _Loader(file, device)
+        self._loader = loader = _Loader(file, device, activations)
         c = config
         self._embedding = loader.linear(("token_embd.weight", c.vocab_size), columns=c.width)
         self._layers = [self._load_layer(index) for index in range(c.layers)]
@@ -86,15 +86,14 @@ class Llama:
 class _Loader:
     """Reads tensors of a model file onto a device."""
 
-    def __init__(self, file: ModelFile, device: str) -> None:
+    def __init__(self, file: ModelFile, device: str, activations: Precision) -> None:
         self._file = file
         self._device = device
+        self._activations = activations
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         return torch.from_numpy(np.array(self._file.tensor(name, (size,)).dequantize())).to(self._device)
 
     def linear(self, *parts: tuple[str, int], columns: int) -> PackedLinear:
         """The named matrices [rows, columns], stacked by rows."""
-        matrices = [self._file.tensor(name, (count, columns)).dequantize() for name, count in parts]
-        stacked = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
-        return pack(torch.from_numpy(np.array(stacked, copy=not stacked.flags.writeable)).to(self._device))
+        return pack_stored([self._file.tensor(name, (count, columns)) for name, count in parts], self._device, self._activations)

@@ -89,6 +89,11 @@ def use(backend: str) -> _Restore:
     return _Restore(previous)
 
 
+def is_active(backend: str) -> bool:
+    """Whether the present choice includes `backend`."""
+    return backend in _active
+
+
 def native_missing() -> str | None:
     """Why the native kernels are not here, or None when they are."""
     return _missing

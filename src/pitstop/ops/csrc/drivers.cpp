@@ -64,14 +64,15 @@ void set_isa(const std::string& name) {
 
 const Kernels& kernels() { return *active; }
 
-void linear(const float* x, ptrdiff_t x_row, int rows, const float* w, int depth, int columns, float* out) {
+void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* w, int depth, int columns, float* out) {
   constexpr int PANELS = 2, ROWS = 96;  // a task: these panels (the weights of one stay in L2) times these rows
   const Kernels& kernel = kernels();
+  ptrdiff_t itemsize = (Floats)kind == Floats::fp32 ? 4 : 2;
   int panels = (columns + 15) / 16, groups = (panels + PANELS - 1) / PANELS, chunks = (rows + ROWS - 1) / ROWS;
   auto body = [&](int task) {
     int panel = task / chunks * PANELS, row = task % chunks * ROWS;
     int wide = std::min(PANELS, panels - panel), high = std::min(ROWS, rows - row);
-    kernel.linear(x + row * x_row, x_row, high, w + (ptrdiff_t)panel * depth * 16, depth, wide, std::min(wide * 16, columns - panel * 16),
+    kernel.linear(x + row * x_row, x_row, high, (Floats)kind, w + (ptrdiff_t)panel * depth * 16 * itemsize, depth, wide, std::min(wide * 16, columns - panel * 16),
                   out + (ptrdiff_t)row * columns + panel * 16, columns);
   };
   if ((int64_t)rows * depth * columns >= WORTH_SPLITTING) return parallel(groups * chunks, body);

@@ -16,7 +16,7 @@ std::vector<std::string> available_isas();
 void set_isa(const std::string& name);
 const Kernels& kernels();
 
-void linear(const float* x, ptrdiff_t x_row, int rows, const float* w, int depth, int columns, float* out);
+void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* w, int depth, int columns, float* out);
 void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
 void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
 void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions, const float* cos, const float* sin, int context,

@@ -2,25 +2,34 @@
 #include "kernels.h"
 
 #include "attention_kernels.h"
+#include "packed_kernels.h"
 #include "tile.h"
 #include "vec.h"
 
 namespace {
 
-void linear(const float* x, ptrdiff_t x_row, int rows, const float* w, int depth, int panels, int columns, float* out,
+template <class W>
+void linear_of(const float* x, ptrdiff_t x_row, int rows, const W* w, int depth, int panels, int columns, float* out,
             ptrdiff_t out_row) {
   ptrdiff_t w_panel = (ptrdiff_t)depth * LANES;
   int whole = columns / LANES;
-  if (whole) multiply(Product<float>{x, x_row, w, LANES, w_panel, depth, out, out_row, false}, rows, whole);
+  if (whole) multiply(Product<W>{x, x_row, w, LANES, w_panel, depth, out, out_row, false}, rows, whole);
   if (whole == panels) return;
   // The last, partial panel goes through a buffer, a tile's rows at a time.
   float buffer[TILE_ROWS * LANES];
   for (int row = 0; row < rows; row += TILE_ROWS) {
     int count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
-    multiply(Product<float>{x + row * x_row, x_row, w + whole * w_panel, LANES, w_panel, depth, buffer, LANES, false}, count, 1);
+    multiply(Product<W>{x + row * x_row, x_row, w + whole * w_panel, LANES, w_panel, depth, buffer, LANES, false}, count, 1);
     for (int r = 0; r < count; ++r)
       for (int c = whole * LANES; c < columns; ++c) out[(row + r) * out_row + c] = buffer[r * LANES + c - whole * LANES];
   }
+}
+
+void linear(const float* x, ptrdiff_t x_row, int rows, Floats kind, const void* w, int depth, int panels, int columns, float* out,
+            ptrdiff_t out_row) {
+  if (kind == Floats::fp32) return linear_of(x, x_row, rows, (const float*)w, depth, panels, columns, out, out_row);
+  if (kind == Floats::fp16) return linear_of(x, x_row, rows, (const Half*)w, depth, panels, columns, out, out_row);
+  linear_of(x, x_row, rows, (const BFloat*)w, depth, panels, columns, out, out_row);
 }
 
 void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out) {
@@ -96,5 +105,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, rms_norm, silu_mul, rotate, append, attend_segment, merge, finish, exp_all, sum_all,
+    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, silu_mul, rotate, append, attend_segment, merge, finish, exp_all, sum_all,
 };

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "drivers.h"
+#include "packed_drivers.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -24,8 +25,8 @@ Cache cache_of(Address tails, int slots, Address pages, int page_count, int64_t 
 }
 
 void bind_rows(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) {
-  m.def("linear", [](Address x, int64_t x_row, int rows, Address w, int depth, int columns, Address out) {
-    linear(at<float>(x), x_row, rows, at<float>(w), depth, columns, at<float>(out));
+  m.def("linear", [](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, Address out) {
+    linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, at<float>(out));
   }, unlocked);
   m.def("rms_norm", [](Address x, int64_t x_row, int rows, Address weight, int dim, float eps, Address out) {
     rms_norm(at<float>(x), x_row, rows, at<float>(weight), dim, eps, at<float>(out));
@@ -40,6 +41,22 @@ void bind_rows(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) 
   }, unlocked);
   m.def("exp", [](Address x, Address out, int64_t count) { kernels().exp(at<float>(x), at<float>(out), count); }, unlocked);
   m.def("read", [](Address x, int64_t count) { return read(at<float>(x), count); }, unlocked);
+}
+
+void bind_packed(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) {
+  m.def("packed_bytes", [](int kind, int depth, int columns) { return (columns + 15) / 16 * packed_panel_bytes(kind, depth); });
+  m.def("pack_blocks", [](int format, Address source, int rows, int depth, int first, Address out) {
+    return pack_blocks(format, at<uint8_t>(source), rows, depth, first, at<uint8_t>(out));
+  }, unlocked);
+  m.def("pack_int8", [](Address values, Address scales, int rows, int depth, Address out) {
+    pack_int8(at<int8_t>(values), at<float>(scales), rows, depth, at<uint8_t>(out));
+  }, unlocked);
+  m.def("packed_linear", [](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, int precision, Address out) {
+    packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out));
+  }, unlocked);
+  m.def("packed_rows", [](int kind, Address w, int depth, int columns, Address ids, int count, Address out) {
+    packed_rows(kind, at<uint8_t>(w), depth, columns, at<int64_t>(ids), count, at<float>(out));
+  }, unlocked);
 }
 
 void bind_attention(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) {
@@ -66,6 +83,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Pitstop's CPU kernels. Use them through pitstop.ops.";
   nb::call_guard<nb::gil_scoped_release> unlocked;
   bind_rows(m, unlocked);
+  bind_packed(m, unlocked);
   bind_attention(m, unlocked);
   m.def("set_threads", &set_threads, "threads"_a, unlocked);
   m.def("threads", &threads, unlocked);

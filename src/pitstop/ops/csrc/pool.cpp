@@ -131,19 +131,8 @@ class Pool {
   int tasks_ = 0;
 };
 
-// Never destroyed: its threads may still sleep in it when the process exits.
-Pool& pool() {
-  static Pool* instance = new Pool;
-  return *instance;
-}
-
-}  // namespace
-
-void set_threads(int threads) { pool().set_threads(threads); }
-int threads() { return pool().threads(); }
-void parallel(int tasks, void (*body)(void*, int), void* context) { pool().run(tasks, body, context); }
-
-float* scratch(size_t floats) {
+template <int SLOT>
+float* thread_memory(size_t floats) {
   constexpr std::align_val_t alignment{64};
   struct Free {
     void operator()(float* p) const { ::operator delete[](p, alignment); }
@@ -157,5 +146,20 @@ float* scratch(size_t floats) {
   }
   return memory.get();
 }
+
+// Never destroyed: its threads may still sleep in it when the process exits.
+Pool& pool() {
+  static Pool* instance = new Pool;
+  return *instance;
+}
+
+}  // namespace
+
+void set_threads(int threads) { pool().set_threads(threads); }
+int threads() { return pool().threads(); }
+void parallel(int tasks, void (*body)(void*, int), void* context) { pool().run(tasks, body, context); }
+
+float* scratch(size_t floats) { return thread_memory<0>(floats); }
+float* call_scratch(size_t floats) { return thread_memory<1>(floats); }
 
 }  // namespace pitstop

@@ -19,5 +19,7 @@ void parallel(int tasks, const Body& body) {
 
 // At least `floats` floats that belong to the calling thread until its next call; uninitialised.
 float* scratch(size_t floats);
+// The same, apart from it: for what a driver prepares before its tasks, which use scratch.
+float* call_scratch(size_t floats);
 
 }  // namespace pitstop

@@ -41,6 +41,10 @@ struct Half {
   uint16_t bits;
 };
 
+struct BFloat {
+  uint16_t bits;
+};
+
 struct Vec {
   Native part[PARTS];
 };
@@ -111,6 +115,13 @@ INLINE Vec load(const float* p) {
 INLINE Vec load(const Half* p) {
   Vec r;
   UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = widen(p + i * WIDTH);
+  return r;
+}
+INLINE Vec load(const BFloat* p) {
+  uint32_t lanes[LANES];
+  UNROLL for (int i = 0; i < LANES; ++i) lanes[i] = (uint32_t)p[i].bits << 16;
+  Vec r;
+  __builtin_memcpy(&r, lanes, sizeof r);
   return r;
 }
 INLINE void store(float* p, Vec v) {

@@ -1,4 +1,4 @@
-"""linear by the native kernels."""
+"""linear and rows by the native kernels."""
 
 from __future__ import annotations
 
@@ -7,19 +7,37 @@ from typing import TYPE_CHECKING
 import torch
 
 from pitstop.ops.dispatch import Declined, native
+from pitstop.ops.linear.packing import FLOATS, PRECISIONS, QUANTIZED
 from pitstop.ops.rows import refuse, strided
 
 if TYPE_CHECKING:
-    from pitstop.ops.linear import PackedLinear
+    from pitstop.ops.linear.packing import PackedLinear
+
+_FLOATS = {kind: number for number, kind in enumerate(FLOATS)}
 
 
 def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor | Declined:
-    if weight.kind != "panels":
-        return Declined(f"packed as {weight.kind}")
-    if reason := refuse(x=x, weight=weight.data):
+    if reason := refuse(x=x):
         return reason
+    kind, depth, columns, data = weight.kind, weight.in_features, weight.out_features, weight.data.data_ptr()
     x = strided(x)
-    rows, out_features = len(x), weight.out_features
-    out = torch.empty(rows, out_features)
-    native.linear(x.data_ptr(), x.stride(0), rows, weight.data.data_ptr(), weight.in_features, out_features, out.data_ptr())
+    rows = len(x)
+    out = torch.empty(rows, columns)
+    if kind in QUANTIZED:
+        precision = PRECISIONS[weight.activations]
+        native.packed_linear(x.data_ptr(), x.stride(0), rows, QUANTIZED[kind], data, depth, columns, precision, out.data_ptr())
+    elif kind in _FLOATS:
+        native.linear(x.data_ptr(), x.stride(0), rows, _FLOATS[kind], data, depth, columns, out.data_ptr())
+    else:
+        return Declined(f"packed as {kind}")
+    return out
+
+
+def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor | Declined:
+    if weight.kind not in QUANTIZED:
+        return Declined(f"packed as {weight.kind}")
+    ids = ids.contiguous()
+    out = torch.empty(len(ids), weight.in_features)
+    kind, depth, columns = QUANTIZED[weight.kind], weight.in_features, weight.out_features
+    native.packed_rows(kind, weight.data.data_ptr(), depth, columns, ids.data_ptr(), len(ids), out.data_ptr())
     return out

@@ -1,4 +1,4 @@
-"""linear in plain torch, its inputs and its tolerance."""
+"""linear and rows in plain torch, their inputs and tolerances."""
 
 from __future__ import annotations
 
@@ -6,22 +6,72 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pitstop.ops.linear.packing import FLOATS, GROUP, PANEL
 from pitstop.ops.rowwise import rowwise
 
 if TYPE_CHECKING:
-    from pitstop.ops.linear import PackedLinear
-
-PANEL = 16
-"""Output columns of one panel of a packed weight."""
+    from pitstop.ops.linear.packing import PackedLinear
 
 TOLERANCE = 2.0
 """|y - exact| ≤ TOLERANCE · √in · 2⁻²⁴ · Σ|x||w|: rounding errors of a chain add up like a random walk (Higham and Mary 2019)."""
 
+LEVELS = {"int16": 32767, "int8": 127}
+"""Rounding a group of activations to multiples of absmax / levels moves each by half of one at most: |y - exact| grows by up to
+Σ over groups of absmax / (2 · levels) · Σ|w|."""
+
 
 def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+    """Activations stay fp32 whatever weight.activations says."""
+    if weight.kind in FLOATS:
+        panels = weight.data.float()
+        return rowwise(lambda row: torch.matmul(row, panels).transpose(0, 1).flatten(1)[:, : weight.out_features], x)
+    matrix = dequantize(weight)
+    return rowwise(lambda row: row @ matrix.T, x)
+
+
+def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
     if weight.kind == "rows":
-        return rowwise(lambda row: row @ weight.data.T, x)
-    return rowwise(lambda row: torch.matmul(row, weight.data).transpose(0, 1).flatten(1)[:, : weight.out_features], x)
+        return weight.data[ids]
+    if weight.kind in FLOATS:
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < weight.out_features:
+            raise IndexError(f"rows: ids reach from {int(ids.min())} to {int(ids.max())} of {weight.out_features}")
+        return weight.data[ids // PANEL, :, ids % PANEL].float()
+    return dequantize(weight)[ids]
+
+
+def dequantize(weight: PackedLinear) -> torch.Tensor:
+    """The weights, [out, in] fp32: the readable truth about every layout."""
+    if weight.kind == "rows":
+        return weight.data
+    if weight.kind in FLOATS:
+        return weight.data.float().transpose(1, 2).flatten(0, 1)[: weight.out_features]
+    panels, groups = -(-weight.out_features // PANEL), weight.in_features // GROUP
+    data = weight.data.view(panels, -1)
+    if weight.kind == "int8":
+        scales, data = data[:, : 4 * PANEL].contiguous().view(torch.float32)[:, None, :, None], data[:, 4 * PANEL :]
+    data = data.view(panels, groups, -1)
+    if weight.kind == "q4":
+        halves = data[..., : 4 * PANEL].contiguous().view(torch.float16).float().unflatten(2, (2, PANEL))
+        scales, minima = halves[..., 0, :, None], halves[..., 1, :, None]
+        values = _nibbles(data[..., 4 * PANEL :]) * scales + minima
+    else:
+        if weight.kind == "q8":
+            scales, data = data[..., : 2 * PANEL].contiguous().view(torch.float16).float()[..., None], data[..., 2 * PANEL :]
+        values = _bytes(data) * scales
+    return values.transpose(1, 2).reshape(panels * PANEL, -1)[: weight.out_features]
+
+
+def _nibbles(data: torch.Tensor) -> torch.Tensor:
+    """[panels, groups, 256] → [panels, groups, 16, 32]: nibble j of a lane's low 16 bits is input 2j, of its high 16 bits 2j + 1."""
+    lanes = data.unflatten(2, (4, PANEL, 2, 2)).int()  # part, column, low or high half, byte
+    nibbles = torch.stack([lanes & 15, lanes >> 4], dim=-1).flatten(-2)  # part, column, half, j
+    return nibbles.permute(0, 1, 3, 2, 5, 4).flatten(3).float()
+
+
+def _bytes(data: torch.Tensor) -> torch.Tensor:
+    """[panels, groups, 512] → [panels, groups, 16, 32]: parts 2i and 2i + 1 hold inputs 8i + 0 4 1 5 and 2 6 3 7."""
+    values = data.view(torch.int8).unflatten(2, (4, 2, PANEL, 2, 2))  # i, second part, column, + 1, + 4
+    return values.permute(0, 1, 4, 2, 6, 3, 5).flatten(3).float()  # column, i, + 4, + 2, + 1
 
 
 def make_inputs(seed: int, rows: int, out_features: int, in_features: int) -> tuple[torch.Tensor, torch.Tensor]:

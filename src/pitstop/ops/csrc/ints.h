@@ -1,0 +1,170 @@
+// Sixteen int32 lanes as one value, seen as bytes or 16-bit halves where that is meant. All operations are exact integers, so the order
+// of sums and the instruction set never show in the result. Internal linkage throughout, for the reason that vec.h gives.
+#pragma once
+
+#include "vec.h"
+
+namespace {
+
+typedef int16_t NativeShort __attribute__((vector_size(WIDTH * 4)));
+typedef uint16_t NativeUShort __attribute__((vector_size(WIDTH * 4)));
+
+struct Ints {
+  NativeInt part[PARTS];
+};
+
+#if defined(__AVX512F__)
+// sum + a[2i] * b[2i] + a[2i + 1] * b[2i + 1] of signed 16-bit halves
+INLINE NativeInt dot16(NativeInt sum, NativeInt a, NativeInt b) {
+#if defined(__AVX512VNNI__)
+  return (NativeInt)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+  return sum + (NativeInt)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#endif
+}
+// sums of two products of unsigned bytes a and signed bytes b, as 16-bit halves
+INLINE NativeShort pairs8(NativeInt a, NativeInt b) { return (NativeShort)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
+#elif defined(__AVX2__)
+INLINE NativeInt dot16(NativeInt sum, NativeInt a, NativeInt b) { return sum + (NativeInt)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+INLINE NativeShort pairs8(NativeInt a, NativeInt b) { return (NativeShort)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+#elif defined(__aarch64__)
+INLINE NativeInt dot16(NativeInt sum, NativeInt a, NativeInt b) {
+  int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+  return sum + (NativeInt)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+}
+INLINE NativeShort pairs8(NativeInt a, NativeInt b) {  // a is below 128 wherever this is used
+  int8x16_t x = (int8x16_t)a, y = (int8x16_t)b;
+  return (NativeShort)vpaddq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(y)), vmull_high_s8(x, y));
+}
+#else
+INLINE NativeInt dot16(NativeInt sum, NativeInt a, NativeInt b) {
+  NativeInt low = (a << 16 >> 16) * (b << 16 >> 16), high = (a >> 16) * (b >> 16);
+  return sum + low + high;
+}
+INLINE NativeShort pairs8(NativeInt a, NativeInt b) {
+  NativeUShort x = (NativeUShort)a, y = (NativeUShort)b;
+  NativeShort low = (NativeShort)(x & 255) * ((NativeShort)(y << 8) >> 8);
+  return low + (NativeShort)(x >> 8) * ((NativeShort)y >> 8);
+}
+#endif
+
+INLINE Ints load_ints(const void* p) {
+  Ints r;
+  UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy(&r.part[i], (const char*)p + i * WIDTH * 4, sizeof(NativeInt));
+  return r;
+}
+INLINE void store_ints(void* p, Ints v) {
+  UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy((char*)p + i * WIDTH * 4, &v.part[i], sizeof(NativeInt));
+}
+// The four bytes at p in every lane.
+INLINE Ints broadcast_word(const void* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  Ints r;
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = word - NativeInt{};
+  return r;
+}
+INLINE Ints zero_ints() { return Ints{}; }
+
+#define PITSTOP_LANEWISE(name, expression)                                                   \
+  INLINE Ints name(Ints a) {                                                                 \
+    UNROLL for (int i = 0; i < PARTS; ++i) {                                                 \
+      NativeShort x = (NativeShort)a.part[i];                                                \
+      NativeUShort u = (NativeUShort)x;                                                      \
+      (void)x, (void)u;                                                                      \
+      a.part[i] = (NativeInt)(expression);                                                   \
+    }                                                                                        \
+    return a;                                                                                \
+  }
+// On 16-bit halves: a nibble of each half, the sign-extended low byte, the sign-extended high byte.
+PITSTOP_LANEWISE(nibbles_0, u & 15)
+PITSTOP_LANEWISE(nibbles_1, u >> 4 & 15)
+PITSTOP_LANEWISE(nibbles_2, u >> 8 & 15)
+PITSTOP_LANEWISE(nibbles_3, u >> 12)
+PITSTOP_LANEWISE(low_bytes, (NativeShort)(u << 8) >> 8)
+PITSTOP_LANEWISE(high_bytes, x >> 8)
+// On bytes: the low nibble of each, the high nibble of each.
+PITSTOP_LANEWISE(byte_nibbles_0, u & 0x0f0f)
+PITSTOP_LANEWISE(byte_nibbles_1, u >> 4 & 0x0f0f)
+#undef PITSTOP_LANEWISE
+
+// Keeps a running sum where it is: compilers otherwise regroup chains of exact integer sums, and spill dozens of products.
+#if defined(__AVX512F__)
+#define PITSTOP_PIN(v) asm("" : "+v"(v))
+#elif defined(__x86_64__)
+#define PITSTOP_PIN(v) asm("" : "+x"(v))
+#elif defined(__aarch64__)
+#define PITSTOP_PIN(v) asm("" : "+w"(v))
+#else
+#define PITSTOP_PIN(v) (void)0
+#endif
+
+INLINE Ints dot16(Ints sum, Ints a, Ints b) {
+  UNROLL for (int i = 0; i < PARTS; ++i) {
+    sum.part[i] = dot16(sum.part[i], a.part[i], b.part[i]);
+    PITSTOP_PIN(sum.part[i]);
+  }
+  return sum;
+}
+// Adds to sixteen-bit halves: the caller sees to it that they cannot overflow.
+INLINE Ints add_pairs8(Ints sum, Ints a, Ints b) {
+  UNROLL for (int i = 0; i < PARTS; ++i) {
+    sum.part[i] = (NativeInt)((NativeShort)sum.part[i] + pairs8(a.part[i], b.part[i]));
+    PITSTOP_PIN(sum.part[i]);
+  }
+  return sum;
+}
+// The two signed halves of each lane, added.
+INLINE Ints add_halves(Ints a) {
+  UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] = dot16(NativeInt{}, a.part[i], (NativeInt)(NativeShort{} + 1));
+  return a;
+}
+INLINE Vec to_float(Ints a) {
+  Vec r;
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = __builtin_convertvector(a.part[i], Native);
+  return r;
+}
+
+// x rounded to the nearest integer, ties to even; |x| < 2^22.
+INLINE Ints round_to_int(Vec x) {
+  Ints r;
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = (NativeInt)(x.part[i] + ROUNDER) - (NativeInt)(Native{} + ROUNDER);
+  return r;
+}
+
+// The low 16 or 8 bits of each lane, in order.
+INLINE void store_shorts(int16_t* p, Ints v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v.part[0]));
+#elif defined(__AVX2__)
+  __m256i packed = _mm256_packs_epi32((__m256i)v.part[0], (__m256i)v.part[1]);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+#else
+  int32_t lanes[LANES];
+  store_ints(lanes, v);
+  for (int i = 0; i < LANES; ++i) p[i] = (int16_t)lanes[i];
+#endif
+}
+
+INLINE int32_t sum_lanes(Ints v) {
+  NativeInt total = v.part[0];
+  for (int i = 1; i < PARTS; ++i) total += v.part[i];
+  int32_t sum = 0;
+  for (int i = 0; i < WIDTH; ++i) sum += total[i];
+  return sum;
+}
+
+// The largest |x| as bits: an integer maximum, which puts infinity above every number and NaN above that.
+INLINE uint32_t largest_magnitude(Vec a, Vec b) {
+  NativeInt top = NativeInt{};
+  UNROLL for (int i = 0; i < PARTS; ++i) {
+    NativeInt x = (NativeInt)a.part[i] & 0x7fffffff, y = (NativeInt)b.part[i] & 0x7fffffff;
+    x = x > y ? x : y;
+    top = top > x ? top : x;
+  }
+  int32_t result = 0;
+  for (int i = 0; i < WIDTH; ++i) result = top[i] > result ? top[i] : result;
+  return (uint32_t)result;
+}
+
+}  // namespace

@@ -1,0 +1,140 @@
+"""Packed weights: what they hold, and how stored matrices become them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from pitstop.errors import Unsupported
+from pitstop.ops import dispatch
+from pitstop.ops.dispatch import native
+
+PANEL = 16
+"""Output columns of one panel."""
+GROUP = 32
+"""Inputs that share a scale."""
+
+Kind = Literal["rows", "panels", "f16", "bf16", "q4", "q8", "int8"]
+Precision = Literal["int16", "int8", "fp32"]
+
+QUANTIZED = {"q4": 0, "q8": 1, "int8": 2}
+"""Kinds of integers with scales, by their number in csrc/packed.h."""
+FLOATS = {"panels": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+"""Kinds of floating-point panels."""
+PRECISIONS: dict[str, int] = {"int16": 0, "int8": 1, "fp32": 2}
+
+_BLOCKS = {"Q4_0": (0, "q4"), "Q4_1": (1, "q4"), "Q8_0": (2, "q8")}
+
+
+class Stored(Protocol):
+    """A matrix as a model file holds it: `kind` in GGUF's names, `shape` [out, in], `data` its bytes."""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+    def dequantize(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A weight matrix [out_features, in_features] in the layout that its device's kernels read. Make it with `pack` or `pack_stored`.
+
+    kind "panels", "f16", "bf16": data [ceil(out / 16), in, 16] of fp32, fp16 or bf16, output columns padded with zeros, so that 16 outputs
+    are reduced side by side, each in the order of `in`. "q4", "q8", "int8": data uint8, the layout of csrc/packed.h, 4 or 8 bits a weight
+    with a scale (and for q4 a minimum) for each 32, or for int8 each output. "rows": data fp32 [out, in], as torch has it (CUDA).
+    activations: what a quantised kind is multiplied by: integers of 16 or 8 bits with an fp32 scale for each 32, or fp32 as they are.
+    """
+
+    kind: Kind
+    out_features: int
+    in_features: int
+    data: torch.Tensor
+    activations: Precision = "int16"
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{self.out_features}, {self.in_features}] on {self.data.device}"
+
+
+def pack(weight: torch.Tensor) -> PackedLinear:
+    """weight [out, in] fp32, fp16 or bf16 → packed for its device. Raises Unsupported for another dtype or rank."""
+    kinds = {dtype: kind for kind, dtype in FLOATS.items()}
+    if weight.dtype not in kinds or weight.dim() != 2:
+        raise Unsupported(f"pack takes a float32 matrix (or float16, bfloat16), got {weight.dtype} of shape {list(weight.shape)}")
+    out_features, in_features = weight.shape
+    if weight.is_cuda:
+        return PackedLinear("rows", out_features, in_features, weight.float().contiguous())
+    panels = -(-out_features // PANEL)
+    data = torch.zeros(panels, in_features, PANEL, dtype=weight.dtype)
+    whole = out_features // PANEL
+    data[:whole] = weight[: whole * PANEL].view(whole, PANEL, in_features).transpose(1, 2)
+    if whole < panels:
+        data[whole, :, : out_features - whole * PANEL] = weight[whole * PANEL :].T
+    return PackedLinear(kinds[weight.dtype], out_features, in_features, data)
+
+
+def pack_int8(values: torch.Tensor, scales: torch.Tensor, activations: Precision = "int16") -> PackedLinear:
+    """values [out, in] int8 and scales [out] fp32, in host memory: weight = value · scale of its output. `in` is a multiple of 32.
+
+    Raises Unsupported for other shapes or dtypes, or without the native kernels.
+    """
+    if values.dtype is not torch.int8 or scales.dtype is not torch.float32 or scales.shape != values.shape[:1] or values.dim() != 2:
+        raise Unsupported(f"pack_int8: int8 [out, in] and float32 [out], got {list(values.shape)} and {list(scales.shape)}")
+    out_features, in_features = values.shape
+    if native is None or in_features % GROUP:
+        raise Unsupported(f"pack_int8: {in_features} inputs are not a multiple of {GROUP}" if native else dispatch.native_missing())
+    data = _empty("int8", out_features, in_features)
+    values, scales = values.contiguous(), scales.contiguous()
+    native.pack_int8(values.data_ptr(), scales.data_ptr(), out_features, in_features, data.data_ptr())
+    return PackedLinear("int8", out_features, in_features, data, activations)
+
+
+def pack_stored(parts: Sequence[Stored], device: str, activations: Precision = "int16") -> PackedLinear:
+    """Matrices [out, in] of one width, stacked by rows → packed for `device`, in their stored precision where kernels for it are active.
+
+    Parts of several kinds, and every kind where the reference runs, become fp32.
+    """
+    if device == "cpu" and dispatch.is_active("cpu"):
+        kinds = {part.kind for part in parts}
+        if kinds <= {"Q4_0", "Q4_1"} or kinds == {"Q8_0"}:
+            if packed := _pack_blocks(parts, activations):
+                return packed
+        elif len(kinds) == 1 and kinds <= {"F16", "BF16"}:
+            return pack(_stack([_half(part) for part in parts]))
+    return pack(_stack([torch.from_numpy(np.require(part.dequantize(), requirements="W")) for part in parts]).to(device))
+
+
+def _pack_blocks(parts: Sequence[Stored], activations: Precision) -> PackedLinear | None:
+    """None for a matrix that the layout cannot hold exactly."""
+    in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
+    if in_features % GROUP:
+        return None
+    kind = _BLOCKS[parts[0].kind][1]
+    data, first = _empty(kind, out_features, in_features), 0
+    for part in parts:
+        stored = np.ascontiguousarray(part.data)
+        if not native.pack_blocks(_BLOCKS[part.kind][0], stored.ctypes.data, part.shape[0], in_features, first, data.data_ptr()):
+            return None
+        first += part.shape[0]
+    return PackedLinear(kind, out_features, in_features, data, activations)
+
+
+def _empty(kind: str, out_features: int, in_features: int) -> torch.Tensor:
+    """Memory of which the last panel is zeroed, for the columns that it may have too many. The rest is touched first by those that pack."""
+    data = torch.empty(native.packed_bytes(QUANTIZED[kind], in_features, out_features), dtype=torch.uint8)
+    data[-native.packed_bytes(QUANTIZED[kind], in_features, 1) :] = 0
+    return data
+
+
+def _half(part: Stored) -> torch.Tensor:
+    """F16 or BF16 as it is."""
+    bits = torch.from_numpy(np.require(part.data.view(np.int16), requirements="W")).view(part.shape)
+    return bits.view(torch.float16 if part.kind == "F16" else torch.bfloat16)
+
+
+def _stack(matrices: list[torch.Tensor]) -> torch.Tensor:
+    return matrices[0] if len(matrices) == 1 else torch.cat(matrices)
