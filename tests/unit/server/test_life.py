@@ -175,6 +175,15 @@ def test_case_27_a_second_signal_is_quick():
         assert gone(worker)
 
 
+def test_ctrl_c_in_the_terminal_reaches_the_front_only():
+    with fake_server(group=True) as server, open_stream(server, "#slow 20##say one two three#") as events:
+        os.killpg(server.process.pid, signal.SIGINT)
+        *chunks, last = list(events)
+        assert last == "[DONE]"
+        assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == "one two three"
+        assert server.process.wait(5) == 0
+
+
 def test_case_26_a_full_queue_refuses_at_once_and_the_books_balance():
     with fake_server("--max-waiting", "4") as server, ThreadPoolExecutor(40) as threads:
         blockers = []
