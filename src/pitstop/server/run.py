@@ -102,8 +102,6 @@ class Runner:
         else:
             log.info("draining: no new requests; a second signal stops at once")
             self._stop.set()
-            if self._pool is not None:
-                self._pool.refuse()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ from pitstop.errors import InvalidRequest
 from pitstop.server.schema.base import Body, Generation, Int, Role, either, only, text_or_list
 from pitstop.types import MAX_LOGPROBS
 
-MAX_MESSAGES = 16384
+MAX_MESSAGES = 4096
 
 
 def _text_part(kind: str) -> str:
