@@ -303,6 +303,18 @@ def test_case_29_gauges_are_exact_when_scraped(server: Server):
         assert_books_balance(server)
 
 
+def test_case_29_tokenising_is_counted_and_blocks_nobody(server: Server):
+    stage = 'pitstop_requests{stage="encoding"}'
+    with ThreadPoolExecutor(1) as threads:
+        long = threads.submit(server.complete, "hello world " * 300_000)
+        until(lambda: server.metric(stage) == 1, 5)  # the event loop answers this while it is tokenised
+        assert server.metric("pitstop_requests_waiting") == 1
+        assert server.complete("#say quick#").json()["choices"][0]["text"] == "quick"
+        assert not long.done()
+        refused(long.result(), 400, code="context_length_exceeded")
+    assert server.metric(stage) == 0
+
+
 def test_case_31_latency_buckets_hold_every_limit_people_set(server: Server):
     server.complete("#say hi#")
     text = server.http.get("/metrics").text

@@ -40,7 +40,8 @@ class CompletionRequest(Generation):
     """As OpenAI's, with extensions (marked so).
 
     max_tokens: 16 by default, less where the context ends before; 0 only with echo, to score a prompt.
-    prompt: what looks like a control token in text is text; send token ids for the real ones. "" is the model's BOS token alone.
+    prompt: several prompts give n answers each, those of the first prompt first; all together must fit the queue. What looks like a
+    control token in text is text; send token ids for the real ones. "" is the model's BOS token alone, 400 where it has none.
     """
 
     prompt: Prompt
