@@ -64,6 +64,7 @@ class Graph:
         Raises Unsupported when an op has no native kernel for its inputs.
         """
         self.input = example.clone()
+        self._arena = arena  # the recorded addresses lie in it
         self._calls = dispatch.native.Graph()
         recorder = _Recorder(self._calls)
         previous = dispatch.native, dispatch.empty

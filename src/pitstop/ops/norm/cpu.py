@@ -22,11 +22,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor 
 def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor] | Declined:
     if reason := refuse(x=x, y=y, weight=weight):
         return reason
-    if not (x.is_contiguous() and y.is_contiguous()):
-        return Declined("x and y must be contiguous")
+    x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
     rows, width = x.shape
     total, out = dispatch.empty(rows, width), dispatch.empty(rows, width)
-    dispatch.native.add_rms_norm(
-        x.data_ptr(), y.data_ptr(), rows, weight.contiguous().data_ptr(), width, eps, total.data_ptr(), out.data_ptr()
-    )
+    dispatch.native.add_rms_norm(x.data_ptr(), y.data_ptr(), rows, weight.data_ptr(), width, eps, total.data_ptr(), out.data_ptr())
     return total, out
