@@ -84,6 +84,14 @@ void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, in
   });
 }
 
+void add_rms_norm(const float* x, const float* y, int rows, const float* weight, int dim, float eps, float* total, float* out) {
+  over_rows(rows, dim, [&](int row, int count) {
+    ptrdiff_t first = (ptrdiff_t)row * dim, end = first + (ptrdiff_t)count * dim;
+    for (ptrdiff_t i = first; i < end; ++i) total[i] = x[i] + y[i];
+    kernels().rms_norm(total + first, dim, count, weight, dim, eps, out + first);
+  });
+}
+
 void silu_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
   over_rows(rows, 4 * (int64_t)features, [&](int row, int count) {
     kernels().silu_mul(gate_up + row * row_stride, row_stride, count, features, out + (ptrdiff_t)row * features);

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pitstop.ops.dispatch import Declined, native
+from pitstop.ops import dispatch
+from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
 if TYPE_CHECKING:
@@ -20,6 +21,6 @@ def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor | Declined:
         return reason
     x = strided(x)
     rows, out_features = len(x), weight.out_features
-    out = torch.empty(rows, out_features)
-    native.linear(x.data_ptr(), x.stride(0), rows, weight.data.data_ptr(), weight.in_features, out_features, out.data_ptr())
+    out = dispatch.empty(rows, out_features)
+    dispatch.native.linear(x.data_ptr(), x.stride(0), rows, weight.data.data_ptr(), weight.in_features, out_features, out.data_ptr())
     return out
