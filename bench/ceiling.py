@@ -18,7 +18,7 @@ from pitstop.config import usable_cores
 from pitstop.ops import dispatch
 from pitstop.ops.linear import linear, pack
 
-MEMORY = 1 << 28  # bytes read by the bandwidth test: far more than any cache
+MEMORY = 1 << 29  # bytes read by the bandwidth test: far more than any cache
 HEAD = (49152, 576)  # a vocabulary head: 113 MB of fp32, read from memory at every token
 FFN = (1536, 576)  # a feed-forward matrix, at a prefill's 512 rows
 
@@ -34,12 +34,17 @@ def best(function: Callable[[], object], seconds: float) -> float:
     return fastest
 
 
+def read_bandwidth(seconds: float) -> float:
+    """GB/s (10⁹ bytes) that all threads together read from memory. Written first: untouched pages would all be one page of zeros."""
+    memory = torch.ones(MEMORY // 4)
+    return MEMORY / best(lambda: dispatch.native.read(memory.data_ptr(), memory.numel()), seconds) / 1e9
+
+
 def measure(threads: int, seconds: float) -> dict[str, float | str | int]:
     """All figures: bandwidths in GB/s (10⁹ bytes), arithmetic in GFLOPS."""
     dispatch.use("cpu")
     dispatch.set_threads(threads)
-    memory = torch.zeros(MEMORY // 4)
-    read = MEMORY / best(lambda: dispatch.native.read(memory.data_ptr(), memory.numel()), seconds) / 1e9
+    read = read_bandwidth(seconds)
     x, square = torch.randn(1024, 1024), torch.randn(1024, 1024)
     gemm = 2 * 1024**3 / best(lambda: x @ square, seconds) / 1e9
 

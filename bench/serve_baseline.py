@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from ceiling import stream_read_gbs
+from ceiling import read_bandwidth
 
 from pitstop.models.weights.fetch import pull
 from pitstop.models.weights.gguf import open_gguf
@@ -94,7 +94,7 @@ def main() -> None:
     c = file.config
     per_layer = c.width * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.width * c.ffn
     weight_bytes = 4 * (c.layers * per_layer + c.vocab_size * c.width)
-    bandwidth = stream_read_gbs()
+    bandwidth = read_bandwidth(1.0)
     ceiling = bandwidth * 1e9 / weight_bytes
     print(f"ceiling: {bandwidth:.1f} GB/s read, {weight_bytes / 1e6:.0f} MB of fp32 weights a token: {ceiling:.1f} tokens/s for one stream")
     text = Tokenizer(file.vocabulary()).encode(TEXT)

@@ -34,7 +34,7 @@ def texts() -> Texts:
 
 
 async def serve() -> None:
-    server = ServerConfig("toy", port=0, api_keys=tuple(options.key), max_body=1 << 20, max_choices=16, request_timeout=options.timeout)
+    server = ServerConfig("toy", port=0, api_keys=tuple(options.key), max_choices=16, request_timeout=options.timeout)
     pool = PoolConfig(max_waiting=options.max_waiting, stop_timeout=options.stop_timeout, restart_backoff=0.1)
     worker = (sys.executable, str(Path(__file__).parent / "fake_worker.py"), *options.worker)
     runner = Runner(server, pool, EngineConfig(model="toy"), worker)

@@ -1,6 +1,6 @@
 """A worker process without a model: speaks the engine's protocol, needs no torch, answers with what the prompt says.
 
-Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S] FD`.
+Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S | --stray] FD`.
 Tokens are those of `toys.toy_vocabulary`.
 
 The answer to a prompt is scripted by the last `#…#` in the prompt's text:
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--die-at-start", action="store_true")
     parser.add_argument("--die-if", type=Path, default=Path("/nonexistent"), help="die at start while this file exists")
     parser.add_argument("--fail", default="")
+    parser.add_argument("--stray", action="store_true", help="precede every step by a false one of another incarnation")
     parser.add_argument("--slow-start", type=float, default=0)
     parser.add_argument("fd", type=int)
     options = parser.parse_args()
@@ -190,10 +191,10 @@ def main() -> None:
     time.sleep(options.slow_start)  # deaf, as while loading weights
     model = Model()
     send(sock, Ready(start.incarnation, CONTEXT, 12800, model.tokenizer.vocab_size, ["fake worker"]))
-    serve(sock, model, start.incarnation)
+    serve(sock, model, start.incarnation, options.stray)
 
 
-def serve(sock: socket.socket, model: Model, incarnation: int) -> None:
+def serve(sock: socket.socket, model: Model, incarnation: int, stray: bool) -> None:
     while True:
         outputs: list[Output] = []
         if select.select([sock], [], [], model.wait())[0]:
@@ -205,6 +206,9 @@ def serve(sock: socket.socket, model: Model, incarnation: int) -> None:
                 model.submit(request)
             outputs += filter(None, map(model.cancel, commands.cancel))
         outputs += model.step()
+        if stray:
+            false = [Output(request_id, byte_tokens(b"false")) for request_id in model.sequences]
+            send(sock, Step(incarnation + 1, false, Stats(generated_tokens=10**6)))
         send(sock, Step(incarnation, outputs, model.stats(), model.admitted, []))
         model.admitted = []
 

@@ -100,10 +100,12 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @contextmanager
-def fake_server(*options: str, worker: tuple[str, ...] = (), ready: bool = True, key: str = "none") -> Iterator[Server]:
-    """The front before a worker without a model. ready: wait until it is; else only until it listens."""
+def fake_server(
+    *options: str, worker: tuple[str, ...] = (), ready: bool = True, key: str = "none", group: bool = False
+) -> Iterator[Server]:
+    """The front before a worker without a model. ready: wait until it is; else only until it listens. group: a process group of its own."""
     command = [sys.executable, str(HERE / "fake_server.py"), *options, "--", *worker]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0 if group else None)
     try:
         listening = re.fullmatch(r"listening (\d+)\n", process.stdout.readline())
         assert listening, "the server did not come up; its log above says why"

@@ -10,6 +10,7 @@ import torch
 from toy_gguf import write_toy_gguf
 
 from pitstop import LLM, SamplingParams
+from pitstop.engine.graphs import DecodeGraphs
 from pitstop.engine.llm import RequestOutput
 from pitstop.kv.store import tail_bytes
 from pitstop.models import llama
@@ -101,6 +102,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
     """The matrix must fail when one op reduces in an order that depends on the batch."""
     from pitstop.codecs.raw import Raw
 
+    monkeypatch.setattr(DecodeGraphs, "usable", lambda: False)  # a graph would refuse the plant: it is made of torch calls
     exact_linear, exact_attend = llama.linear, Raw.attend
     if fault == "linear":
 
@@ -120,6 +122,13 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
         monkeypatch.setattr(Raw, "attend", planted)
     with pytest.raises(AssertionError, match=r"a batch of 8|chunk"):
         check_matrix(toy, longest=150, count=8, backend="cpu")
+
+
+def test_decode_graphs_change_no_bit(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, params = prompts_and_params(259, 300, 12)
+    with_graphs = bits(LLM(toy).generate(prompts, params))
+    monkeypatch.setattr(DecodeGraphs, "usable", lambda: False)
+    assert bits(LLM(toy).generate(prompts, params)) == with_graphs
 
 
 def test_native_kernels_are_here() -> None:

@@ -73,6 +73,17 @@ def test_rms_norm(backend, width):
     assert ((y - exact).abs() <= norm_ref.TOLERANCE * exact.abs()).all()
 
 
+@pytest.mark.parametrize("width", [1, 17, 576])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_add_rms_norm_is_a_sum_and_its_norm(backend, width):
+    x, weight = norm_ref.make_inputs(width, 6, width)
+    y = torch.randn(6, width, generator=torch.Generator().manual_seed(width))
+    with dispatch.use(backend):
+        total, out = norm.add_rms_norm(x, y, weight, 1e-5)
+        assert torch.equal(total, x + y)
+        assert torch.equal(out, norm.rms_norm(x + y, weight, 1e-5))
+
+
 @pytest.mark.parametrize("features", [1, 15, 16, 33, 1536])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_silu_mul(backend, features):
@@ -141,6 +152,7 @@ COS, SIN = rope.tables(500, 20, 10000.0)
 OPS = {
     "linear": lambda x: linear.linear(x, WEIGHT),
     "rms_norm": lambda x: norm.rms_norm(x, NORM, 1e-6),
+    "add_rms_norm": lambda x: norm.add_rms_norm(x, x.flip(1).contiguous(), NORM, 1e-6)[1],
     "silu_mul": activation.silu_mul,
     "rotate": lambda x, p: rope.rotate(x.unflatten(1, (5, 20)), p, COS, SIN, False).flatten(1),
 }

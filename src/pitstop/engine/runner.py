@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from pitstop.engine import sampler
+from pitstop.engine.graphs import DecodeGraphs
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
 from pitstop.models.llama import Llama
@@ -21,6 +22,7 @@ class Runner:
         self._view = view
         self._device = device
         self._end_tokens = end_tokens
+        self._decode = DecodeGraphs(lambda x: model.forward(x, view)) if DecodeGraphs.usable() else None
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run the plan's copies, then its spans as one batch, and sample."""
@@ -38,14 +40,17 @@ class Runner:
         """Run the plan and give the logits that its spans want, [rows, vocab] fp32, in the plan's order."""
         self.store.copy_tails(plan.copies)
         self._view.load(plan)
+        tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
+        x = self._model.embed(tokens)
+        if self._decode is not None and all(span.count == 1 and span.want == "last" for span in plan.spans):
+            return self._decode(x).numpy()
         wanted: list[int] = []
         end = 0
         for span in plan.spans:
             end += span.count
             wanted += range(end - _wanted(span), end)
-        tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
         rows = torch.tensor(wanted, dtype=torch.int64, device=self._device)
-        return self._model.forward(tokens, self._view, rows).cpu().numpy()
+        return self._model.forward(x, self._view, rows).cpu().numpy()
 
     def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
         """logits [rows, vocab]: the span's last row, or all of them."""

@@ -23,7 +23,7 @@ class StepView:
             "items": torch.zeros(max_rows, 6, dtype=torch.int32, device=device),
             "table": torch.zeros(max_pages, dtype=torch.int32, device=device),
         }
-        self.positions = self._items = self._table = torch.empty(0, dtype=torch.int32)
+        self.positions = self._items = torch.empty(0, dtype=torch.int32)
 
     def load(self, plan: StepPlan) -> None:
         """Make this the view of `plan`."""
@@ -37,7 +37,7 @@ class StepView:
             table += span.pages
         self.positions = self._fill("positions", positions)
         self._items = self._fill("items", items)
-        self._table = self._fill("table", table)
+        self._fill("table", table)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """See types.KVView."""
@@ -49,7 +49,7 @@ class StepView:
             k = rope.rotate(k, self.positions, cos, sin, spec.interleaved)
         attention.append(k, v, tails, self._items)
         store.codec.encode(tails, pages, self._items)
-        return store.codec.attend(q, tails, pages, self._items, self._table, spec)
+        return store.codec.attend(q, tails, pages, self._items, self._buffers["table"], spec)
 
     def _fill(self, name: str, values: list) -> torch.Tensor:
         buffer = self._buffers[name][: len(values)]

@@ -12,7 +12,7 @@ from pitstop.models.weights.gguf import ModelFile
 from pitstop.ops import rope
 from pitstop.ops.activation import silu_mul
 from pitstop.ops.linear import PackedLinear, Precision, linear, pack_stored, rows
-from pitstop.ops.norm import rms_norm
+from pitstop.ops.norm import add_rms_norm, rms_norm
 from pitstop.types import AttentionSpec, KVShape, KVView
 
 
@@ -49,13 +49,18 @@ class Llama:
     def kv_shape(self) -> KVShape:
         return KVShape(self.config.layers, self.config.kv_heads, self.config.head_dim)
 
-    def forward(self, tokens: torch.Tensor, view: KVView, wanted: torch.Tensor) -> torch.Tensor:
-        """tokens [rows] int64, wanted [n] int64 (rows whose logits are needed) → logits [n, vocab] fp32."""
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [rows] int64 → [rows, width] fp32."""
+        return rows(self._embedding, tokens)
+
+    def forward(self, x: torch.Tensor, view: KVView, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """Embedded rows x [rows, width] fp32 → logits [n, vocab] fp32 of the rows `wanted` [n] int64, or of all: then it calls ops only."""
         c: ModelConfig = self.config
         widths = (c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
-        x = rows(self._embedding, tokens)
-        for index, layer in enumerate(self._layers):
-            q, k, v = linear(rms_norm(x, layer.attention_norm, c.norm_eps), layer.qkv).split(widths, dim=1)
+        norms = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
+        hidden = rms_norm(x, self._layers[0].attention_norm, c.norm_eps)
+        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            q, k, v = linear(hidden, layer.qkv).split(widths, dim=1)
             mixed = view.attend(
                 index,
                 q.unflatten(1, (c.heads, c.head_dim)),
@@ -63,10 +68,10 @@ class Llama:
                 v.unflatten(1, (c.kv_heads, c.head_dim)),
                 self._attention,
             )
-            x = x + linear(mixed.flatten(1), layer.output)
-            hidden = silu_mul(linear(rms_norm(x, layer.ffn_norm, c.norm_eps), layer.gate_up))
-            x = x + linear(hidden, layer.down)
-        return linear(rms_norm(x[wanted], self._final_norm, c.norm_eps), self._head)
+            x, hidden = add_rms_norm(x, linear(mixed.flatten(1), layer.output), layer.ffn_norm, c.norm_eps)
+            hidden = silu_mul(linear(hidden, layer.gate_up))
+            x, hidden = add_rms_norm(x, linear(hidden, layer.down), next_norm, c.norm_eps)
+        return linear(hidden if wanted is None else hidden[wanted], self._head)
 
     def _load_layer(self, index: int) -> Layer:
         c, load, block = self.config, self._loader, f"blk.{index}."

@@ -28,6 +28,9 @@ ORDER = ("cpu", "ref")
 
 _active: tuple[str, ...] = ()
 
+empty: Callable[..., torch.Tensor] = torch.empty
+"""Where native kernels put their results: fp32 of the given shape. While a graph is captured, in the graph's memory (graph.py)."""
+
 
 class Declined(NamedTuple):
     """What an implementation returns, before doing anything, for inputs that it does not take."""
@@ -89,9 +92,9 @@ def use(backend: str) -> _Restore:
     return _Restore(previous)
 
 
-def is_active(backend: str) -> bool:
-    """Whether the present choice includes `backend`."""
-    return backend in _active
+def active() -> tuple[str, ...]:
+    """The backends in use, in order."""
+    return _active
 
 
 def native_missing() -> str | None:

@@ -86,7 +86,7 @@ class Journal:
         self._finish_times.append(now)
 
     def retry_after(self, now: float) -> int:
-        """Seconds after which a refused request may hope for a place: the queue's length over the recent rate of finishes, 1 to 60."""
+        """Seconds after which a refused request may hope for a place, 1 to 60: half of the queue at the recent rate of finishes."""
         if len(self._finish_times) < 2:
             return 1
         interval = (now - self._finish_times[0]) / len(self._finish_times)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from pitstop.config import EngineConfig, PoolConfig
@@ -81,6 +81,7 @@ class Pool:
         self._worker: Worker | None = None
         self._decoding = Decoding(tokenizer)
         self._ready: asyncio.Future[Ready] | None = None
+        self._serving = False  # the current worker has become ready
         self._gone = asyncio.Event()  # the current worker has ended
         self._idle = asyncio.Event()  # nothing is in flight
         self._supervisor: asyncio.Task[None] | None = None
@@ -95,7 +96,6 @@ class Pool:
             facts = await self._bring_up()
         except BaseException:
             self.state = "stopped"
-            self.kill()  # it has nothing to lose yet, and would notice the end of file only after loading
             await self._take_down()
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name="pool-supervisor")
@@ -106,7 +106,7 @@ class Pool:
 
         Raises Unavailable when no worker can take it, Overloaded when the queue is full.
         """
-        return Place(self, choices)
+        return Place(self.journal, self.config.max_waiting, self.check_available, self._submit).widen(choices)
 
     def check_available(self) -> None:
         """Raise Unavailable unless new requests are taken."""
@@ -127,8 +127,7 @@ class Pool:
             _total(self._past, self._stats),
         )
 
-    def submit(self, requests: list[Request]) -> Stream:
-        """Queue the choices of one user request; `Place.submit` is the way here."""
+    def _submit(self, requests: list[Request]) -> Stream:
         self.check_available()
         assert self._worker is not None
         stream = Stream([request.id for request in requests], self._cancel)
@@ -143,14 +142,10 @@ class Pool:
             self._worker.submit(request)
         return stream
 
-    def refuse(self) -> None:
-        """Take no new requests from now on."""
-        if self.state != "stopped":
-            self.state = "draining"
-
     async def drain(self) -> None:
         """Take no new requests and wait until those in flight have ended, `stop_timeout` at most; what is left then ends with an error."""
-        self.refuse()
+        if self.state != "stopped":
+            self.state = "draining"
         self._idle.clear()
         if self.journal.entries:
             try:
@@ -177,9 +172,10 @@ class Pool:
         self._decoding = Decoding(self._tokenizer)
         self._past, self._stats = _total(self._past, self._stats, keep_gauges=False), Stats()
         self._gone.clear()
+        self._serving = False
         self._ready = loop.create_future()
 
-        def post(call, *arguments):
+        def post(call: Callable[..., None], *arguments: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has been closed under us
                 loop.call_soon_threadsafe(call, *arguments)
 
@@ -190,7 +186,7 @@ class Pool:
                 deltas, stopped = decoding.step(message)
                 for request_id in stopped:
                     worker.cancel(request_id)
-                post(self._on_step, worker, message, deltas)
+                post(self._on_step, message, deltas)
             else:
                 post(self._on_start, message)
 
@@ -207,6 +203,7 @@ class Pool:
             self.facts = await asyncio.wait_for(self._ready, self.config.start_timeout)
         except TimeoutError:
             raise ConfigError(f"the worker was not ready within {self.config.start_timeout:g} s") from None
+        self._serving = True
         if self.state in ("loading", "restarting"):
             self.state = "ready"
         return self.facts
@@ -216,22 +213,23 @@ class Pool:
         backoff, since = self.config.restart_backoff, time.monotonic()
         while True:
             await self._gone.wait()
-            if self.state in ("draining", "stopped"):
-                return
             if time.monotonic() - since >= _HEALTHY_AFTER:
                 backoff = self.config.restart_backoff
             await asyncio.sleep(backoff)
+            if self.state in ("draining", "stopped"):
+                return
             backoff = min(_MAX_BACKOFF, 2 * backoff)
             since = time.monotonic()
             try:
                 await self._bring_up()
-            except PitstopError as error:
-                log.error("worker %d did not start: %s", self._incarnation, error)
-                self.kill()
+            except Exception as error:
+                log.error("worker %d did not start: %s", self._incarnation, error, exc_info=not isinstance(error, PitstopError))
                 await self._take_down()
 
     async def _take_down(self) -> None:
         if self._worker is not None:
+            if not self._serving:  # it has nothing to lose yet, and would notice the end of file only after loading
+                self._worker.kill()
             self._worker.stop()
             await asyncio.to_thread(self._worker.join)
 
@@ -262,9 +260,7 @@ class Pool:
         self._end_all("error", WorkerDied("The worker that ran this request died; try again."))
         self._gone.set()
 
-    def _on_step(self, worker: Worker, step: Step, deltas: list[Delta]) -> None:
-        if step.incarnation != self._incarnation:
-            return
+    def _on_step(self, step: Step, deltas: list[Delta]) -> None:
         now = time.monotonic()
         self._stats = step.stats
         entries = self.journal.entries

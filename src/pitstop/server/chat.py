@@ -8,7 +8,8 @@ from starlette.responses import Response
 from pitstop.errors import InvalidRequest
 from pitstop.pool import Delta, Pool, TokenScore
 from pitstop.server.body import parse
-from pitstop.server.generation import Prepared, answer_budget, check_places, draw_seed, engine_requests, generate, json_logprob, new_head
+from pitstop.server.generation import answer_budget, check_places, draw_seed, engine_requests, generate, json_logprob, new_head
+from pitstop.server.prepared import Prepared
 from pitstop.server.schema import ChatRequest
 from pitstop.server.schema.answers import Chunk
 from pitstop.server.service import Service

@@ -14,7 +14,6 @@ from pitstop.pool import Delta, Pool, TokenScore
 from pitstop.pool.decoding import spell
 from pitstop.server.body import parse
 from pitstop.server.generation import (
-    Prepared,
     answer_budget,
     check_places,
     check_tokens,
@@ -24,6 +23,7 @@ from pitstop.server.generation import (
     json_logprob,
     new_head,
 )
+from pitstop.server.prepared import Prepared
 from pitstop.server.schema import CompletionRequest
 from pitstop.server.schema.answers import Chunk
 from pitstop.server.schema.completions import DEFAULT_MAX_TOKENS

@@ -6,15 +6,14 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
-from pitstop.pool import Delta, Pool, TokenScore
+from pitstop.pool import Pool, TokenScore
 from pitstop.server.body import read_body
+from pitstop.server.prepared import Prepared
 from pitstop.server.schema import Generation
 from pitstop.server.schema.answers import Chunk
 from pitstop.server.service import Service, service_of
@@ -23,30 +22,6 @@ from pitstop.types import Request, SamplingParams
 
 UNLIKELY = -9999.0
 """OpenAI's stand-in for the log-probability of an impossible token: JSON has no -inf."""
-
-
-class Shape(Protocol):
-    """How one route words its answer: the chunks of a stream, and their fold."""
-
-    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
-        """What a delta of choice `index` becomes; may be nothing."""
-        ...
-
-    def usage_chunk(self, usage: dict) -> Chunk: ...
-
-    def fold(self, whole: Chunk, chunk: Chunk) -> None:
-        """Add a chunk to the answer, which begins as {}."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked request: one engine request per choice, in the order of their indices."""
-
-    requests: list[Request]
-    shape: Shape
-    stream: bool
-    include_usage: bool
 
 
 Prepare = Callable[[Service, Pool, bytes, float], Prepared]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -102,8 +103,6 @@ class Runner:
         else:
             log.info("draining: no new requests; a second signal stops at once")
             self._stop.set()
-            if self._pool is not None:
-                self._pool.refuse()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -112,7 +111,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror  # name lookup has numbers of its own
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
 
 
 def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:

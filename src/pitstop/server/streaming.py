@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -15,11 +14,9 @@ from starlette.types import Receive, Scope, Send
 from pitstop.errors import PitstopError
 from pitstop.pool import Delta, Stream
 from pitstop.server.errors import describe
+from pitstop.server.prepared import Prepared
 from pitstop.server.schema.answers import Chunk
 from pitstop.types import Request
-
-if TYPE_CHECKING:
-    from pitstop.server.generation import Prepared
 
 log = logging.getLogger(__name__)
 

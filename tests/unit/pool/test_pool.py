@@ -120,6 +120,27 @@ async def test_a_stop_string_ends_the_stream_and_cancels_in_the_worker():
 
 
 @run
+async def test_a_stop_string_before_min_tokens_is_ignored():
+    async with running_pool() as pool:
+        assert await answer(ask(pool, "#say abcabc#", stop=("b",), min_tokens=4)) == ("abca", "stop")
+
+
+@run
+async def test_a_burst_counts_and_shows_nothing_after_the_stop_string():
+    async with running_pool() as pool:
+        deltas = [delta async for _, delta in ask(pool, "#burst 50##say one STOP two#", stop=("STOP",), logprobs=0)]
+        assert "".join(delta.text for delta in deltas) == "one "
+        assert sum(len(delta.tokens) for delta in deltas) == sum(len(delta.scores) for delta in deltas) == len("one STOP")
+
+
+@run
+async def test_messages_of_another_incarnation_are_ignored():
+    async with running_pool("--stray") as pool:
+        assert await answer(ask(pool, "#say true#")) == ("true", "stop")
+        assert pool.gauges().stats.generated_tokens == 5
+
+
+@run
 async def test_scores_name_the_tokens_of_the_text():
     async with running_pool() as pool:
         deltas = [delta async for _, delta in ask(pool, "#say é!#", logprobs=2, prompt_logprobs=0)]
@@ -258,8 +279,10 @@ def test_a_crash_loop_backs_off_and_ends(tmp_path):
     async def test():
         async with running_pool("--die-if", str(flag)) as pool:
             flag.touch()
+            start = time.monotonic()
             os.kill(pool._worker.pid, signal.SIGKILL)
             await until(lambda: pool.gauges().restarts == 3)
+            assert time.monotonic() - start > 0.05 + 0.1 + 0.2
             assert pool.state == "restarting"
             flag.unlink()
             await until(lambda: pool.state == "ready")

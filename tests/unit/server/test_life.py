@@ -175,6 +175,15 @@ def test_case_27_a_second_signal_is_quick():
         assert gone(worker)
 
 
+def test_ctrl_c_in_the_terminal_reaches_the_front_only():
+    with fake_server(group=True) as server, open_stream(server, "#slow 20##say one two three#") as events:
+        os.killpg(server.process.pid, signal.SIGINT)
+        *chunks, last = list(events)
+        assert last == "[DONE]"
+        assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == "one two three"
+        assert server.process.wait(5) == 0
+
+
 def test_case_26_a_full_queue_refuses_at_once_and_the_books_balance():
     with fake_server("--max-waiting", "4") as server, ThreadPoolExecutor(40) as threads:
         blockers = []
@@ -292,6 +301,18 @@ def test_case_29_gauges_are_exact_when_scraped(server: Server):
             assert all(answer.result().status_code == 504 for answer in held)
         assert server.metric("pitstop_requests_waiting") == 0
         assert_books_balance(server)
+
+
+def test_case_29_tokenising_is_counted_and_blocks_nobody(server: Server):
+    stage = 'pitstop_requests{stage="encoding"}'
+    with ThreadPoolExecutor(1) as threads:
+        long = threads.submit(server.complete, "hello world " * 300_000)
+        until(lambda: server.metric(stage) == 1, 5)  # the event loop answers this while it is tokenised
+        assert server.metric("pitstop_requests_waiting") == 1
+        assert server.complete("#say quick#").json()["choices"][0]["text"] == "quick"
+        assert not long.done()
+        refused(long.result(), 400, code="context_length_exceeded")
+    assert server.metric(stage) == 0
 
 
 def test_case_31_latency_buckets_hold_every_limit_people_set(server: Server):

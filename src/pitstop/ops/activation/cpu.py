@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pitstop.ops.dispatch import Declined, native
+from pitstop.ops import dispatch
+from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
 
@@ -13,6 +14,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor | Declined:
         return reason
     gate_up = strided(gate_up)
     rows, features = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty(rows, features)
-    native.silu_mul(gate_up.data_ptr(), gate_up.stride(0), rows, features, out.data_ptr())
+    out = dispatch.empty(rows, features)
+    dispatch.native.silu_mul(gate_up.data_ptr(), gate_up.stride(0), rows, features, out.data_ptr())
     return out

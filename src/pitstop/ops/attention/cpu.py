@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pitstop.ops.dispatch import Declined, native
+from pitstop.ops import dispatch
+from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
 _ITEMSIZE = {torch.float16: 2, torch.float32: 4}
@@ -36,7 +37,7 @@ def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.T
     if reason := refuse(k=k, v=v) or _refuse_cache(tails, items) or _refuse_head(head_dim):
         return reason
     k, v = strided(k), strided(v)
-    native.append(
+    dispatch.native.append(
         k.data_ptr(),
         k.stride(0),
         v.data_ptr(),
@@ -60,7 +61,9 @@ def seal_raw(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor) -> D
         return reason
     slots, kv_heads, _, size = tails.shape
     half = tails.dtype is torch.float16
-    native.seal_raw(tails.data_ptr(), slots, pages.data_ptr(), *pages.shape, kv_heads, size // 128, half, items.data_ptr(), len(items))
+    dispatch.native.seal_raw(
+        tails.data_ptr(), slots, pages.data_ptr(), *pages.shape, kv_heads, size // 128, half, items.data_ptr(), len(items)
+    )
     return None
 
 
@@ -80,8 +83,9 @@ def paged_attention(
     if reason := _refuse_pages(pages):
         return reason
     q = strided(q)
-    out = torch.zeros(rows, heads, head_dim)
-    native.paged_attention(
+    out = dispatch.empty(rows, heads, head_dim)
+    dispatch.native.clear(out.data_ptr(), out.numel())  # rows that no item names
+    dispatch.native.paged_attention(
         q.data_ptr(),
         q.stride(0),
         rows,

@@ -72,8 +72,8 @@ void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* 
   auto body = [&](int task) {
     int panel = task / chunks * PANELS, row = task % chunks * ROWS;
     int wide = std::min(PANELS, panels - panel), high = std::min(ROWS, rows - row);
-    kernel.linear(x + row * x_row, x_row, high, (Floats)kind, w + (ptrdiff_t)panel * depth * 16 * itemsize, depth, wide, std::min(wide * 16, columns - panel * 16),
-                  out + (ptrdiff_t)row * columns + panel * 16, columns);
+    kernel.linear(x + row * x_row, x_row, high, (Floats)kind, w + (ptrdiff_t)panel * depth * 16 * itemsize, depth, wide,
+                  std::min(wide * 16, columns - panel * 16), out + (ptrdiff_t)row * columns + panel * 16, columns);
   };
   if ((int64_t)rows * depth * columns >= WORTH_SPLITTING) return parallel(groups * chunks, body);
   for (int task = 0; task < groups * chunks; ++task) body(task);
@@ -82,6 +82,14 @@ void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* 
 void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out) {
   over_rows(rows, dim, [&](int row, int count) {
     kernels().rms_norm(x + row * x_row, x_row, count, weight, dim, eps, out + (ptrdiff_t)row * dim);
+  });
+}
+
+void add_rms_norm(const float* x, const float* y, int rows, const float* weight, int dim, float eps, float* total, float* out) {
+  over_rows(rows, dim, [&](int row, int count) {
+    ptrdiff_t first = (ptrdiff_t)row * dim, end = first + (ptrdiff_t)count * dim;
+    for (ptrdiff_t i = first; i < end; ++i) total[i] = x[i] + y[i];
+    kernels().rms_norm(total + first, dim, count, weight, dim, eps, out + first);
   });
 }
 

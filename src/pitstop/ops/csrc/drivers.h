@@ -18,6 +18,8 @@ const Kernels& kernels();
 
 void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* w, int depth, int columns, float* out);
 void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
+// total = x + y, out = rms_norm(total); all rows contiguous. total may be x.
+void add_rms_norm(const float* x, const float* y, int rows, const float* weight, int dim, float eps, float* total, float* out);
 void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
 void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions, const float* cos, const float* sin, int context,
             int heads, int head_dim, bool interleaved, float* out);

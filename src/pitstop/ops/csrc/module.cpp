@@ -3,6 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "drivers.h"
 #include "packed_drivers.h"
 #include "pool.h"
@@ -24,26 +27,53 @@ Cache cache_of(Address tails, int slots, Address pages, int page_count, int64_t 
   return Cache{at<uint8_t>(tails), slots, at<uint8_t>(pages), page_count, page_bytes, kv_heads, head_dim, half};
 }
 
-void bind_rows(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) {
-  m.def("linear", [](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, Address out) {
+// Op calls with all their arguments, to be run again as one call: what a CUDA graph is to a GPU. The addresses must stay valid.
+struct Graph {
+  std::vector<std::function<void()>> calls;
+
+  void replay() const {
+    for (const auto& call : calls) call();
+  }
+};
+
+// An op is bound twice: as a function that runs now, and as a method of Graph that notes the call.
+struct Binder {
+  nb::module_& module;
+  nb::class_<Graph>& graph;
+
+  template <class... Args>
+  void operator()(const char* name, void (*op)(Args...)) const {
+    module.def(name, op, nb::call_guard<nb::gil_scoped_release>());
+    graph.def(name, [op](Graph& graph, Args... args) { graph.calls.push_back([=] { op(args...); }); });
+  }
+};
+
+void bind_rows(const Binder& bind) {
+  bind("linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, Address out) {
     linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, at<float>(out));
-  }, unlocked);
-  m.def("rms_norm", [](Address x, int64_t x_row, int rows, Address weight, int dim, float eps, Address out) {
+  });
+  bind("rms_norm", +[](Address x, int64_t x_row, int rows, Address weight, int dim, float eps, Address out) {
     rms_norm(at<float>(x), x_row, rows, at<float>(weight), dim, eps, at<float>(out));
-  }, unlocked);
-  m.def("silu_mul", [](Address gate_up, int64_t row, int rows, int features, Address out) {
+  });
+  bind("add_rms_norm", +[](Address x, Address y, int rows, Address weight, int dim, float eps, Address total, Address out) {
+    add_rms_norm(at<float>(x), at<float>(y), rows, at<float>(weight), dim, eps, at<float>(total), at<float>(out));
+  });
+  bind("silu_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
     silu_mul(at<float>(gate_up), row, rows, features, at<float>(out));
-  }, unlocked);
-  m.def("rotate", [](Address x, int64_t x_row, int rows, Address positions, Address cos, Address sin, int context, int heads, int head_dim,
+  });
+  bind("rotate", +[](Address x, int64_t x_row, int rows, Address positions, Address cos, Address sin, int context, int heads, int head_dim,
                      bool interleaved, Address out) {
     rotate(at<float>(x), x_row, rows, at<int32_t>(positions), at<float>(cos), at<float>(sin), context, heads, head_dim, interleaved,
            at<float>(out));
-  }, unlocked);
-  m.def("exp", [](Address x, Address out, int64_t count) { kernels().exp(at<float>(x), at<float>(out), count); }, unlocked);
-  m.def("read", [](Address x, int64_t count) { return read(at<float>(x), count); }, unlocked);
+  });
+  bind("clear", +[](Address out, int64_t count) { std::fill_n(at<float>(out), count, 0.0f); });
 }
 
-void bind_packed(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) {
+void bind_packed(nb::module_& m, const Binder& bind) {
+  bind("packed_linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, int precision, Address out) {
+    packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out));
+  });
+  nb::call_guard<nb::gil_scoped_release> unlocked;
   m.def("packed_bytes", [](int kind, int depth, int columns) { return (columns + 15) / 16 * packed_panel_bytes(kind, depth); });
   m.def("pack_blocks", [](int format, Address source, int rows, int depth, int first, Address out) {
     return pack_blocks(format, at<uint8_t>(source), rows, depth, first, at<uint8_t>(out));
@@ -51,30 +81,27 @@ void bind_packed(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked
   m.def("pack_int8", [](Address values, Address scales, int rows, int depth, Address out) {
     pack_int8(at<int8_t>(values), at<float>(scales), rows, depth, at<uint8_t>(out));
   }, unlocked);
-  m.def("packed_linear", [](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, int precision, Address out) {
-    packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out));
-  }, unlocked);
   m.def("packed_rows", [](int kind, Address w, int depth, int columns, Address ids, int count, Address out) {
     packed_rows(kind, at<uint8_t>(w), depth, columns, at<int64_t>(ids), count, at<float>(out));
   }, unlocked);
 }
 
-void bind_attention(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unlocked) {
-  m.def("append", [](Address k, int64_t k_row, Address v, int64_t v_row, int rows, Address tails, int slots, int kv_heads, int head_dim,
+void bind_attention(const Binder& bind) {
+  bind("append", +[](Address k, int64_t k_row, Address v, int64_t v_row, int rows, Address tails, int slots, int kv_heads, int head_dim,
                      bool half, Address items, int count) {
     append(at<float>(k), k_row, at<float>(v), v_row, rows, cache_of(tails, slots, 0, 0, 0, kv_heads, head_dim, half), at<Item>(items), count);
-  }, unlocked);
-  m.def("seal_raw", [](Address tails, int slots, Address pages, int page_count, int64_t page_bytes, int kv_heads, int head_dim, bool half,
+  });
+  bind("seal_raw", +[](Address tails, int slots, Address pages, int page_count, int64_t page_bytes, int kv_heads, int head_dim, bool half,
                        Address items, int count) {
     seal_raw(cache_of(tails, slots, pages, page_count, page_bytes, kv_heads, head_dim, half), at<Item>(items), count);
-  }, unlocked);
-  m.def("paged_attention", [](Address q, int64_t q_row, int rows, int heads, Address tails, int slots, Address pages, int page_count,
+  });
+  bind("paged_attention", +[](Address q, int64_t q_row, int rows, int heads, Address tails, int slots, Address pages, int page_count,
                               int64_t page_bytes, int kv_heads, int head_dim, bool half, Address items, int count, Address table,
                               int table_size, float scale, float softcap, int window, Address out) {
     paged_attention(Queries{at<float>(q), q_row, rows, heads, scale, softcap, window},
                     cache_of(tails, slots, pages, page_count, page_bytes, kv_heads, head_dim, half), at<Item>(items), count,
                     at<int32_t>(table), table_size, at<float>(out));
-  }, unlocked);
+  });
 }
 
 }  // namespace
@@ -82,9 +109,14 @@ void bind_attention(nb::module_& m, nb::call_guard<nb::gil_scoped_release> unloc
 NB_MODULE(_native, m) {
   m.doc() = "Pitstop's CPU kernels. Use them through pitstop.ops.";
   nb::call_guard<nb::gil_scoped_release> unlocked;
-  bind_rows(m, unlocked);
-  bind_packed(m, unlocked);
-  bind_attention(m, unlocked);
+  nb::class_<Graph> graph(m, "Graph");
+  graph.def(nb::init<>()).def("replay", &Graph::replay, unlocked).def("__len__", [](const Graph& g) { return g.calls.size(); });
+  Binder bind{m, graph};
+  bind_rows(bind);
+  bind_packed(m, bind);
+  bind_attention(bind);
+  m.def("exp", [](Address x, Address out, int64_t count) { kernels().exp(at<float>(x), at<float>(out), count); }, unlocked);
+  m.def("read", [](Address x, int64_t count) { return read(at<float>(x), count); }, unlocked);
   m.def("set_threads", &set_threads, "threads"_a, unlocked);
   m.def("threads", &threads, unlocked);
   m.def("available_isas", &available_isas);

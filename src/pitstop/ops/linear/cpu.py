@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pitstop.ops.dispatch import Declined, native
+from pitstop.ops import dispatch
+from pitstop.ops.dispatch import Declined
 from pitstop.ops.linear.packing import FLOATS, PRECISIONS, QUANTIZED
 from pitstop.ops.rows import refuse, strided
 
@@ -22,12 +23,12 @@ def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor | Declined:
     kind, depth, columns, data = weight.kind, weight.in_features, weight.out_features, weight.data.data_ptr()
     x = strided(x)
     rows = len(x)
-    out = torch.empty(rows, columns)
+    out = dispatch.empty(rows, columns)
     if kind in QUANTIZED:
         precision = PRECISIONS[weight.activations]
-        native.packed_linear(x.data_ptr(), x.stride(0), rows, QUANTIZED[kind], data, depth, columns, precision, out.data_ptr())
+        dispatch.native.packed_linear(x.data_ptr(), x.stride(0), rows, QUANTIZED[kind], data, depth, columns, precision, out.data_ptr())
     elif kind in _FLOATS:
-        native.linear(x.data_ptr(), x.stride(0), rows, _FLOATS[kind], data, depth, columns, out.data_ptr())
+        dispatch.native.linear(x.data_ptr(), x.stride(0), rows, _FLOATS[kind], data, depth, columns, out.data_ptr())
     else:
         return Declined(f"packed as {kind}")
     return out
@@ -37,7 +38,7 @@ def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor | Declined:
     if weight.kind not in QUANTIZED:
         return Declined(f"packed as {weight.kind}")
     ids = ids.contiguous()
-    out = torch.empty(len(ids), weight.in_features)
+    out = dispatch.empty(len(ids), weight.in_features)
     kind, depth, columns = QUANTIZED[weight.kind], weight.in_features, weight.out_features
-    native.packed_rows(kind, weight.data.data_ptr(), depth, columns, ids.data_ptr(), len(ids), out.data_ptr())
+    dispatch.native.packed_rows(kind, weight.data.data_ptr(), depth, columns, ids.data_ptr(), len(ids), out.data_ptr())
     return out

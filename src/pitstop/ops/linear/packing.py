@@ -98,7 +98,7 @@ def pack_stored(parts: Sequence[Stored], device: str, activations: Precision = "
 
     Parts of several kinds, and every kind where the reference runs, become fp32.
     """
-    if device == "cpu" and dispatch.is_active("cpu"):
+    if device == "cpu" and "cpu" in dispatch.active():
         kinds = {part.kind for part in parts}
         if kinds <= {"Q4_0", "Q4_1"} or kinds == {"Q8_0"}:
             if packed := _pack_blocks(parts, activations):

@@ -8,6 +8,7 @@ from pitstop.ops.dispatch import Op
 from pitstop.ops.norm import cpu, ref
 
 _rms_norm = Op("rms_norm", cpu=cpu.rms_norm, ref=ref.rms_norm)
+_add_rms_norm = Op("add_rms_norm", cpu=cpu.add_rms_norm, ref=ref.add_rms_norm)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -15,3 +16,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.dim() != 2 or weight.shape != x.shape[1:]:
         raise ValueError(f"rms_norm: x must be [rows, width] and weight [width], got {list(x.shape)} and {list(weight.shape)}")
     return _rms_norm(x, weight, eps)
+
+
+def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x, y [rows, width] fp32 → (x + y, rms_norm(x + y)): a residual and the norm that follows it, in one pass over memory."""
+    if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:]:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (x, y, weight))
+        raise ValueError(f"add_rms_norm: x and y must be [rows, width] and weight [width], got {shapes}")
+    return _add_rms_norm(x, y, weight, eps)

@@ -1,10 +1,11 @@
-"""rms_norm by the native kernels."""
+"""rms_norm and add_rms_norm by the native kernels."""
 
 from __future__ import annotations
 
 import torch
 
-from pitstop.ops.dispatch import Declined, native
+from pitstop.ops import dispatch
+from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
 
@@ -13,6 +14,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor 
         return reason
     x, weight = strided(x), weight.contiguous()
     rows, width = x.shape
-    out = torch.empty(rows, width)
-    native.rms_norm(x.data_ptr(), x.stride(0), rows, weight.data_ptr(), width, eps, out.data_ptr())
+    out = dispatch.empty(rows, width)
+    dispatch.native.rms_norm(x.data_ptr(), x.stride(0), rows, weight.data_ptr(), width, eps, out.data_ptr())
     return out
+
+
+def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor] | Declined:
+    if reason := refuse(x=x, y=y, weight=weight):
+        return reason
+    x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
+    rows, width = x.shape
+    total, out = dispatch.empty(rows, width), dispatch.empty(rows, width)
+    dispatch.native.add_rms_norm(x.data_ptr(), y.data_ptr(), rows, weight.data_ptr(), width, eps, total.data_ptr(), out.data_ptr())
+    return total, out

@@ -14,6 +14,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return rowwise(lambda row: row * torch.rsqrt(row.square().mean(dim=1, keepdim=True) + eps) * weight, x)
 
 
+def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    total = x + y
+    return total, rms_norm(total, weight, eps)
+
+
 def make_inputs(seed: int, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """x [rows, width] with one outlier channel of thousands, weight [width], fp32."""
     generator = torch.Generator().manual_seed(seed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pitstop.ops.dispatch import Declined, native
+from pitstop.ops import dispatch
+from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
 
@@ -15,8 +16,8 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: tor
         return Declined("positions must be int32")
     x, positions, cos, sin = strided(x), positions.contiguous(), cos.contiguous(), sin.contiguous()
     rows, heads, dim = x.shape
-    out = torch.empty(rows, heads, dim)
-    native.rotate(
+    out = dispatch.empty(rows, heads, dim)
+    dispatch.native.rotate(
         x.data_ptr(),
         x.stride(0),
         rows,

@@ -73,7 +73,11 @@ class StreamOptions(Body):
 
 
 class Generation(Body):
-    """Fields of both ways to generate. Ranges are those of `pitstop.types.SamplingParams`; a value outside is 400."""
+    """Fields of both ways to generate.
+
+    Ranges are those of `pitstop.types.SamplingParams`; a value outside is 400, and so is a field that is not listed. A request whose time
+    is up gets 504, or an error event when its stream has begun.
+    """
 
     model: str = Field(description="The served model's name, as in GET /v1/models; another name is 404.")
     stream: bool | None = None

@@ -11,6 +11,8 @@ from pitstop.errors import InvalidRequest
 from pitstop.server.schema.base import Body, Generation, Int, Role, either, only, text_or_list
 from pitstop.types import MAX_LOGPROBS
 
+MAX_MESSAGES = 4096
+
 
 def _text_part(kind: str) -> str:
     if kind != "text":
@@ -51,7 +53,7 @@ class ChatRequest(Generation):
     max_tokens (or max_completion_tokens, OpenAI's newer name of it): without it the answer may fill the rest of the context.
     """
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: Int | None = None
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens, from the model's own distribution.")
     top_logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="With logprobs: also those of the likeliest tokens.")

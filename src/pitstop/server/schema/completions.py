@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pitstop.errors import InvalidRequest
 from pitstop.server.schema.base import Body, Generation, Int, either, only
-from pitstop.server.schema.chat import Message
+from pitstop.server.schema.chat import MAX_MESSAGES, Message
 from pitstop.types import MAX_LOGPROBS
 
 DEFAULT_MAX_TOKENS = 16
@@ -40,7 +40,8 @@ class CompletionRequest(Generation):
     """As OpenAI's, with extensions (marked so).
 
     max_tokens: 16 by default, less where the context ends before; 0 only with echo, to score a prompt.
-    prompt: what looks like a control token in text is text; send token ids for the real ones. "" is the model's BOS token alone.
+    prompt: several prompts give n answers each, those of the first prompt first; all together must fit the queue. What looks like a
+    control token in text is text; send token ids for the real ones. "" is the model's BOS token alone, 400 where it has none.
     """
 
     prompt: Prompt
@@ -71,7 +72,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = Field(None, description="With prompt: BOS where the model was trained so; true by default.")
     add_generation_prompt: bool | None = Field(None, description="With messages: up to where the answer begins; true by default.")
 
