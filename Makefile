@@ -10,7 +10,9 @@ HAS_HEADERS = $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exis
 # Old pip takes the versions for building from the first, new pip from the second.
 PIP = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --disable-pip-version-check
-INPUTS := pyproject.toml constraints.txt $(NATIVE)
+# An editable install knows the modules by name, so a new one needs a reinstall, a change in one does not.
+MODULES := .venv/modules-$(shell find src -name '*.py' | sort | cksum | cut -d ' ' -f 1)
+INPUTS := pyproject.toml constraints.txt $(NATIVE) $(MODULES)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -51,7 +53,6 @@ clean: ## Remove .venv, build outputs and caches; fetched models stay
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .schemathesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The install is editable: a change of Python code needs no reinstall, a change of these inputs does.
 .venv/installed: $(INPUTS) | .venv/bin/python
 	@echo "Installing Pitstop and what it needs into .venv (minutes the first time)"
 	@$(PIP) -e .
@@ -61,6 +62,9 @@ clean: ## Remove .venv, build outputs and caches; fetched models stay
 	@echo "Installing Pitstop and what it and its tests need into .venv (minutes the first time)"
 	@$(PIP) -e '.[dev]'
 	@touch .venv/installed $@
+
+$(MODULES): | .venv/bin/python
+	@rm -f .venv/modules-* && touch $@
 
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed. On Debian: apt install python3 python3-venv"; exit 1; }
