@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 MAX_DIFFERENCE = 1e-3
 """In logits, which reach about 30: fp32 rounding over 30 layers in another order of summation."""
 
+MAX_DIVERGENCE = 1e-6
+
 CODE = Path(__file__).read_text()
 PROMPTS = {
     "question": "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
@@ -63,6 +65,16 @@ def test_logits_match(llm: LLM, reference: torch.nn.Module, prompt: list[int]) -
     difference = np.abs(our_logits(llm, prompt) - expected).max()
     print(f"{len(prompt)} tokens: max |difference| of logits {difference:.2e}, largest logit {np.abs(expected).max():.1f}")
     assert difference <= MAX_DIFFERENCE
+
+
+def test_exact_activations_keep_the_model(llm: LLM, model_path: Path) -> None:
+    """int16 activations against fp32: Kullback-Leibler divergence of the next token's distribution, in nats."""
+    exact = LLM(model_path, codec="raw32", prefix_cache=False)
+    tokens = llm.tokenizer.encode("".join(PROMPTS.values()), control=True)[:1000]
+    p, q = (torch.from_numpy(our_logits(model, tokens)).double().log_softmax(1) for model in (llm, exact))
+    divergence = float((p.exp() * (p - q)).sum(1).mean())
+    print(f"mean KL divergence {divergence:.1e}, {int((p.argmax(1) != q.argmax(1)).sum())} of {len(tokens)} top tokens changed")
+    assert 0 < divergence < MAX_DIVERGENCE
 
 
 @torch.inference_mode()

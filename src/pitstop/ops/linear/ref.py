@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pitstop.ops.linear.packing import FLOATS, GROUP, PANEL
+from pitstop.ops.linear.packing import FLOATS, GROUP, PANEL, QUANTIZED
 from pitstop.ops.rowwise import rowwise
 
 if TYPE_CHECKING:
@@ -16,17 +16,33 @@ TOLERANCE = 2.0
 """|y - exact| ≤ TOLERANCE · √in · 2⁻²⁴ · Σ|x||w|: rounding errors of a chain add up like a random walk (Higham and Mary 2019)."""
 
 LEVELS = {"int16": 32767, "int8": 127}
-"""Rounding a group of activations to multiples of absmax / levels moves each by half of one at most: |y - exact| grows by up to
-Σ over groups of absmax / (2 · levels) · Σ|w|."""
+"""Largest integer that activations are rounded to."""
+
+SMALLEST = 2.0**-100
+"""Groups of activations whose largest magnitude is below count as zeros."""
 
 
 def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
-    """Activations stay fp32 whatever weight.activations says."""
     if weight.kind in FLOATS:
         panels = weight.data.float()
         return rowwise(lambda row: torch.matmul(row, panels).transpose(0, 1).flatten(1)[:, : weight.out_features], x)
     matrix = dequantize(weight)
+    if weight.kind in QUANTIZED and weight.activations in LEVELS:
+        x = rounded(x, LEVELS[weight.activations])
     return rowwise(lambda row: row @ matrix.T, x)
+
+
+def rounded(x: torch.Tensor, levels: int) -> torch.Tensor:
+    """x [rows, in] with each group of 32 rounded to multiples of its largest magnitude / levels; NaN where it holds an infinity or NaN.
+
+    Each value moves by half such a multiple at most.
+    """
+    groups = x.unflatten(1, (-1, GROUP))
+    largest = groups.abs().amax(dim=2, keepdim=True)
+    largest = largest.where(largest.isfinite(), torch.nan)
+    small = largest < SMALLEST
+    values = (groups * (levels / largest.where(~small, 1))).round().where(~small, 0)
+    return (values * (largest.where(~small, 0) / levels)).flatten(1)
 
 
 def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
