@@ -19,6 +19,7 @@ std::vector<const Kernels*> find_tables() {
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx512dq");
+  if (avx512 && __builtin_cpu_supports("avx512vnni")) tables.push_back(&kernels_avx512vnni);
   if (avx512) tables.push_back(&kernels_avx512);
   if (avx2) tables.push_back(&kernels_avx2);
 #elif defined(__aarch64__)

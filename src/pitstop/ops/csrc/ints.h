@@ -106,17 +106,38 @@ INLINE Ints dot16(Ints sum, Ints a, Ints b) {
   }
   return sum;
 }
-// Adds to sixteen-bit halves: the caller sees to it that they cannot overflow.
-INLINE Ints add_pairs8(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+constexpr bool WIDE_QUADS = true;  // quads are summed in 32 bits
+INLINE Ints add_quads(Ints sum, Ints a, Ints b) {
+  sum.part[0] = (NativeInt)_mm512_dpbusd_epi32((__m512i)sum.part[0], (__m512i)a.part[0], (__m512i)b.part[0]);
+  PITSTOP_PIN(sum.part[0]);
+  return sum;
+}
+INLINE Ints finish_quads(Ints sum) { return sum; }
+#else
+constexpr bool WIDE_QUADS = false;
+// sum + products of unsigned bytes a and signed bytes b, four a lane; in two 16-bit halves, which the caller sees to it cannot overflow
+INLINE Ints add_quads(Ints sum, Ints a, Ints b) {
   UNROLL for (int i = 0; i < PARTS; ++i) {
     sum.part[i] = (NativeInt)((NativeShort)sum.part[i] + pairs8(a.part[i], b.part[i]));
     PITSTOP_PIN(sum.part[i]);
   }
   return sum;
 }
-// The two signed halves of each lane, added.
-INLINE Ints add_halves(Ints a) {
-  UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] = dot16(NativeInt{}, a.part[i], (NativeInt)(NativeShort{} + 1));
+// One sum a lane.
+INLINE Ints finish_quads(Ints sum) {
+  UNROLL for (int i = 0; i < PARTS; ++i) sum.part[i] = dot16(NativeInt{}, sum.part[i], (NativeInt)(NativeShort{} + 1));
+  return sum;
+}
+#endif
+INLINE Ints broadcast_int(int32_t value) {
+  Ints r;
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = value - NativeInt{};
+  return r;
+}
+// Signed bytes + 128, as unsigned bytes.
+INLINE Ints offset_bytes(Ints a) {
+  UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] ^= (int32_t)0x80808080;
   return a;
 }
 INLINE Vec to_float(Ints a) {

@@ -63,4 +63,5 @@ struct Kernels {
 extern const Kernels kernels_portable;
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512vnni;
 extern const Kernels kernels_neon;

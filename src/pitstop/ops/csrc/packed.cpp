@@ -18,9 +18,10 @@ Activations quantized(const float* x, ptrdiff_t x_row, int rows, int depth, Weig
   const Kernels& kernel = kernels();
   bool bytes = precision == Precision::int8 && kernel.takes_bytes(kind);
   size_t groups = depth / GROUP, count = groups * rows;
-  float* memory = call_scratch(count * (bytes ? GROUP / 4 : GROUP / 2) + 2 * count);
-  Activations out{memory, memory + count * (bytes ? GROUP / 4 : GROUP / 2), nullptr, rows, bytes};
+  float* memory = call_scratch(count * (bytes ? GROUP / 4 : GROUP / 2) + 3 * count);
+  Activations out{memory, memory + count * (bytes ? GROUP / 4 : GROUP / 2), nullptr, nullptr, rows, bytes};
   out.sums = out.scales + count;
+  out.offsets = (int32_t*)(out.sums + count);
   float levels = precision == Precision::int8 ? 127.0f : 32767.0f;
   auto body = [&](int task) {
     int first = task * QUANTIZE_ROWS;

@@ -23,9 +23,10 @@ inline ptrdiff_t panel_bytes(Weights kind, int depth) {
 
 // Rows quantised group by group: x ~ scale * value with |value| <= 32767 (or 127), every group with a scale of its own.
 struct Activations {
-  void* values;   // [groups][rows][32]: int16, or int8 where `bytes`, in the order in which lanes hold inputs
-  float* scales;  // [groups][rows]; NaN where the group holds an infinity or NaN, whose values are then 0
-  float* sums;    // [groups][rows]: scale * sum of values
+  void* values;      // [groups][rows][32]: int16, or int8 where `bytes`, in the order in which lanes hold inputs
+  float* scales;     // [groups][rows]; NaN where the group holds an infinity or NaN, whose values are then 0
+  float* sums;       // [groups][rows]: scale * sum of values
+  int32_t* offsets;  // [groups][rows]: -128 * sum of values
   int rows;
   bool bytes;
 };

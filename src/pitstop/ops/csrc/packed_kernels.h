@@ -10,53 +10,63 @@
 namespace {
 
 // ---- the weights of one group of one panel
+//
+// As bytes they are multiplied unsigned: q4 as it is, the others + 128 (OFFSET), which each row makes up for with -128 times its sum. Such
+// sums need 32 bits: where quads are summed in 16, the others go as pairs, with the same result.
 
 struct Q4 {
-  static constexpr bool MINIMA = true, BYTES = true;
+  static constexpr bool MINIMA = true, BYTES = true, OFFSET = false;
   const uint8_t* at;
   INLINE static Q4 of(const uint8_t* panel, int group) { return {panel + group * 320}; }
   INLINE Vec scales() const { return load((const Half*)at); }
   INLINE Vec minima() const { return load((const Half*)at + LANES); }
-  INLINE Ints pair(int p) const {  // inputs 2p and 2p + 1, 16 bits each
-    Ints v = load_ints(at + 64 + p / 4 * 64);
-    return p % 4 == 0 ? nibbles_0(v) : p % 4 == 1 ? nibbles_1(v) : p % 4 == 2 ? nibbles_2(v) : nibbles_3(v);
+  INLINE Ints pair(int part, int j) const {  // inputs 8 part + 2j and + 1, 16 bits each
+    Ints v = load_ints(at + 64 + part * 64);
+    return j == 0 ? nibbles_0(v) : j == 1 ? nibbles_1(v) : j == 2 ? nibbles_2(v) : nibbles_3(v);
   }
-  INLINE Ints quad(int q) const {  // four inputs in the order of bytes
-    Ints v = load_ints(at + 64 + q / 2 * 64);
-    return q % 2 ? byte_nibbles_1(v) : byte_nibbles_0(v);
+  INLINE Ints quad(int part, int j) const {  // four of the eight inputs, in the order of bytes
+    Ints v = load_ints(at + 64 + part * 64);
+    return j ? byte_nibbles_1(v) : byte_nibbles_0(v);
   }
 };
 
-INLINE Ints pair_of_bytes(const uint8_t* quads, int p) {
-  Ints v = load_ints(quads + (p / 4 * 2 + p % 2) * 64);
-  return p % 4 < 2 ? low_bytes(v) : high_bytes(v);
+INLINE Ints quad_at(const uint8_t* quads, int part, int j) { return load_ints(quads + (2 * part + j) * 64); }
+INLINE Ints pair_at(const uint8_t* quads, int part, int j) {
+  Ints v = quad_at(quads, part, j % 2);
+  return j < 2 ? low_bytes(v) : high_bytes(v);
 }
 
 struct Q8 {
-  static constexpr bool MINIMA = false, BYTES = false;
+  static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true;
   const uint8_t* at;
   INLINE static Q8 of(const uint8_t* panel, int group) { return {panel + group * 544}; }
   INLINE Vec scales() const { return load((const Half*)at); }
   INLINE Vec minima() const { return broadcast(0.0f); }
-  INLINE Ints pair(int p) const { return pair_of_bytes(at + 32, p); }
-  INLINE Ints quad(int q) const { return load_ints(at + 32 + q * 64); }
+  INLINE Ints pair(int part, int j) const { return pair_at(at + 32, part, j); }
+  INLINE Ints quad(int part, int j) const { return offset_bytes(quad_at(at + 32, part, j)); }
 };
 
 struct Int8 {
-  static constexpr bool MINIMA = false, BYTES = false;
+  static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true;
   const uint8_t *at, *panel;
   INLINE static Int8 of(const uint8_t* panel, int group) { return {panel + 64 + group * 512, panel}; }
   INLINE Vec scales() const { return load((const float*)panel); }
   INLINE Vec minima() const { return broadcast(0.0f); }
-  INLINE Ints pair(int p) const { return pair_of_bytes(at, p); }
-  INLINE Ints quad(int q) const { return load_ints(at + q * 64); }
+  INLINE Ints pair(int part, int j) const { return pair_at(at, part, j); }
+  INLINE Ints quad(int part, int j) const { return offset_bytes(quad_at(at, part, j)); }
+};
+
+// What matters of a kind once it is widened.
+template <bool HAS_MINIMA, bool HAS_OFFSET>
+struct WideKind {
+  static constexpr bool MINIMA = HAS_MINIMA, OFFSET = HAS_OFFSET;
 };
 
 // A group widened once for many rows.
 struct Widened {
   const int32_t* at;
-  INLINE Ints pair(int p) const { return load_ints(at + p * LANES); }
-  INLINE Ints quad(int q) const { return load_ints(at + q * LANES); }
+  INLINE Ints pair(int part, int j) const { return load_ints(at + (4 * part + j) * LANES); }
+  INLINE Ints quad(int part, int j) const { return load_ints(at + (2 * part + j) * LANES); }
 };
 
 // ---- one group: R rows times C panels
@@ -64,6 +74,7 @@ struct Widened {
 struct GroupRows {
   const char* values;  // of the first row; `stride` bytes from row to row
   const float *scales, *sums;
+  const int32_t* offsets;
 };
 
 template <bool BYTES>
@@ -72,27 +83,30 @@ constexpr int ROW_BYTES = BYTES ? GROUP : 2 * GROUP;
 template <bool BYTES>
 INLINE GroupRows group_rows(const Activations& x, int group, int row) {
   ptrdiff_t at = (ptrdiff_t)group * x.rows + row;
-  return {(const char*)x.values + at * ROW_BYTES<BYTES>, x.scales + at, x.sums + at};
+  return {(const char*)x.values + at * ROW_BYTES<BYTES>, x.scales + at, x.sums + at, x.offsets + at};
 }
 
-template <bool BYTES, int R, int C, class Source>
-INLINE void multiply_group(const char* x, const Source* w, Ints (&sums)[R][C]) {
+template <bool BYTES, bool OFFSET, int R, int C, class Source>
+INLINE void multiply_group(const GroupRows& rows, const Source* w, Ints (&sums)[R][C]) {
   UNROLL for (int r = 0; r < R; ++r) {
-    UNROLL for (int c = 0; c < C; ++c) sums[r][c] = zero_ints();
+    Ints start = BYTES && OFFSET ? broadcast_int(rows.offsets[r]) : zero_ints();
+    UNROLL for (int c = 0; c < C; ++c) sums[r][c] = start;
   }
-  constexpr int STEPS = BYTES ? 8 : 16;
-  UNROLL for (int step = 0; step < STEPS; ++step) {
-    Ints weights[C];
-    UNROLL for (int c = 0; c < C; ++c) weights[c] = BYTES ? w[c].quad(step) : w[c].pair(step);
-    UNROLL for (int r = 0; r < R; ++r) {
-      Ints activation = broadcast_word(x + r * ROW_BYTES<BYTES> + step * 4);
-      UNROLL for (int c = 0; c < C; ++c)
-        sums[r][c] = BYTES ? add_pairs8(sums[r][c], weights[c], activation) : dot16(sums[r][c], weights[c], activation);
+  constexpr int STEPS = BYTES ? 2 : 4;
+  for (int part = 0; part < 4; ++part) {
+    UNROLL for (int j = 0; j < STEPS; ++j) {
+      Ints weights[C];
+      UNROLL for (int c = 0; c < C; ++c) weights[c] = BYTES ? w[c].quad(part, j) : w[c].pair(part, j);
+      UNROLL for (int r = 0; r < R; ++r) {
+        Ints activation = broadcast_word(rows.values + r * ROW_BYTES<BYTES> + (part * STEPS + j) * 4);
+        UNROLL for (int c = 0; c < C; ++c)
+          sums[r][c] = BYTES ? add_quads(sums[r][c], weights[c], activation) : dot16(sums[r][c], weights[c], activation);
+      }
     }
   }
   if (BYTES) {
     UNROLL for (int r = 0; r < R; ++r) {
-      UNROLL for (int c = 0; c < C; ++c) sums[r][c] = add_halves(sums[r][c]);
+      UNROLL for (int c = 0; c < C; ++c) sums[r][c] = finish_quads(sums[r][c]);
     }
   }
 }
@@ -121,7 +135,7 @@ __attribute__((noinline)) void few_rows(const PackedTask& t, const Activations& 
     GroupRows rows = group_rows<BYTES>(x, group, t.row);
     Kind w[1] = {Kind::of(base, group)};
     Ints sums[R][1];
-    multiply_group<BYTES>(rows.values, w, sums);
+    multiply_group<BYTES, Kind::OFFSET>(rows, w, sums);
     Vec scale = w[0].scales(), minimum = w[0].minima();
     UNROLL for (int r = 0; r < R; ++r) acc[r] = add_group<Kind::MINIMA>(acc[r], sums[r][0], scale, minimum, rows.scales[r], rows.sums[r]);
   }
@@ -130,63 +144,70 @@ __attribute__((noinline)) void few_rows(const PackedTask& t, const Activations& 
 
 // ---- many rows: a group is widened once, then goes through all of them
 
-template <bool MINIMA, bool BYTES, int R, int C>
-INLINE void rows_of_group(const GroupRows& rows, const Widened* w, const Vec* scales, const Vec* minima, float* acc) {
-  Ints sums[R][C];
-  multiply_group<BYTES>(rows.values, w, sums);
-  UNROLL for (int r = 0; r < R; ++r) {
-    UNROLL for (int c = 0; c < C; ++c) {
-      float* at = acc + (r * C + c) * LANES;
-      store(at, add_group<MINIMA>(load(at), sums[r][c], scales[c], minima[c], rows.scales[r], rows.sums[r]));
+constexpr int MANY_PANELS = PARTS == 1 ? 2 : 1;  // of one tile
+// Most rows of one tile, by what the registers hold; and the fewest that it gets when more than FEW_ROWS are shared out evenly.
+constexpr int most_rows(int panels) { return PARTS == 4 ? 2 : PARTS == 2 ? 6 : panels == 2 ? 12 : FEW_ROWS; }
+constexpr int least_rows(int panels) { return (most_rows(panels) + 1) / 2 < FEW_ROWS + 1 ? (most_rows(panels) + 1) / 2 : FEW_ROWS + 1; }
+
+// A group of C panels, widened, with the accumulators [rows][C][16] of all rows.
+template <int C>
+struct WideGroup {
+  Widened w[C];
+  Vec scales[C], minima[C];
+  float* acc;
+};
+
+template <class Kind, bool BYTES, int R, int C>
+__attribute__((noinline)) void sweep_group(const WideGroup<C>& g, const Activations& x, int group, int row, int first, int last) {
+  for (int at = first; at < last; at += R) {
+    GroupRows rows = group_rows<BYTES>(x, group, row + at);
+    Ints sums[R][C];
+    multiply_group<BYTES, Kind::OFFSET>(rows, g.w, sums);
+    UNROLL for (int r = 0; r < R; ++r) {
+      UNROLL for (int c = 0; c < C; ++c) {
+        float* acc = g.acc + ((at + r) * C + c) * LANES;
+        store(acc, add_group<Kind::MINIMA>(load(acc), sums[r][c], g.scales[c], g.minima[c], rows.scales[r], rows.sums[r]));
+      }
     }
   }
 }
 
-constexpr int MANY_ROWS = REGISTERS == 32 && PARTS == 1 ? 12 : PARTS == 4 ? 2 : 6;  // of one tile
-constexpr int MANY_PANELS = PARTS == 1 ? 2 : 1;
-
-template <class Kind, bool BYTES, int R, int C>
-__attribute__((noinline)) void group_sweep(const PackedTask& t, const Activations& x, int group, int first, int last, const Widened* w,
-                                           const Vec* scales, const Vec* minima, float* acc) {
-  for (int row = first; row < last; row += R)
-    rows_of_group<Kind::MINIMA, BYTES, R, C>(group_rows<BYTES>(x, group, t.row + row), w, scales, minima, acc + row * C * LANES);
-}
-
-// Rows [first, last) in tiles of R, which divides their number.
-template <class Kind, bool BYTES, int R, int C>
-INLINE void sweep_by(int rows, const PackedTask& t, const Activations& x, int group, int first, int last, const Widened* w,
-                     const Vec* scales, const Vec* minima, float* acc) {
-  if (rows == R) return group_sweep<Kind, BYTES, R, C>(t, x, group, first, last, w, scales, minima, acc);
-  if constexpr (R > 1) sweep_by<Kind, BYTES, R - 1, C>(rows, t, x, group, first, last, w, scales, minima, acc);
+// Rows [first, last) in tiles of `rows`, which divides their number.
+template <class Kind, bool BYTES, int C, int R = most_rows(C)>
+INLINE void sweep_by(int rows, const WideGroup<C>& g, const Activations& x, int group, int row, int first, int last) {
+  if (rows == R) return sweep_group<Kind, BYTES, R>(g, x, group, row, first, last);
+  if constexpr (R > least_rows(C)) sweep_by<Kind, BYTES, C, R - 1>(rows, g, x, group, row, first, last);
 }
 
 template <class Kind, bool BYTES, int C>
 void many_rows(const PackedTask& t, const Activations& x, int panel) {
-  constexpr int STEPS = BYTES ? 8 : 16;
+  using Alike = WideKind<Kind::MINIMA, Kind::OFFSET>;
+  constexpr int STEPS = BYTES ? 2 : 4;
   ptrdiff_t bytes = panel_bytes(t.kind, t.depth);
   const uint8_t* base = t.panels + panel * bytes;
   int32_t* buffer = (int32_t*)t.scratch;
-  float* acc = t.scratch + C * GROUP * LANES;
-  for (ptrdiff_t i = 0; i < (ptrdiff_t)t.count * C * LANES; i += LANES) store(acc + i, broadcast(0.0f));
+  WideGroup<C> g;
+  g.acc = t.scratch + C * GROUP * LANES;
+  for (ptrdiff_t i = 0; i < (ptrdiff_t)t.count * C * LANES; i += LANES) store(g.acc + i, broadcast(0.0f));
   // As few tiles as fit, of sizes that differ by at most one.
-  int tiles = (t.count + MANY_ROWS - 1) / MANY_ROWS, small = t.count / tiles, large_rows = t.count % tiles * (small + 1);
+  int tiles = (t.count + most_rows(C) - 1) / most_rows(C), small = t.count / tiles, large_rows = t.count % tiles * (small + 1);
   for (int group = 0; group < t.depth / GROUP; ++group) {
-    Widened w[C];
-    Vec scales[C], minima[C];
     UNROLL for (int c = 0; c < C; ++c) {
       Kind source = Kind::of(base + c * bytes, group);
-      int32_t* to = buffer + c * STEPS * LANES;
-      UNROLL for (int step = 0; step < STEPS; ++step) store_ints(to + step * LANES, BYTES ? source.quad(step) : source.pair(step));
-      w[c] = {to};
-      scales[c] = source.scales();
-      minima[c] = source.minima();
+      g.w[c] = {buffer + c * GROUP / 2 * LANES};
+      for (int part = 0; part < 4; ++part) {
+        UNROLL for (int j = 0; j < STEPS; ++j)
+          store_ints(buffer + (c * GROUP / 2 + part * STEPS + j) * LANES, BYTES ? source.quad(part, j) : source.pair(part, j));
+      }
+      g.scales[c] = source.scales();
+      g.minima[c] = source.minima();
     }
-    if (large_rows) sweep_by<Kind, BYTES, MANY_ROWS, C>(small + 1, t, x, group, 0, large_rows, w, scales, minima, acc);
-    sweep_by<Kind, BYTES, MANY_ROWS, C>(small, t, x, group, large_rows, t.count, w, scales, minima, acc);
+    if (large_rows) sweep_by<Alike, BYTES>(small + 1, g, x, group, t.row, 0, large_rows);
+    sweep_by<Alike, BYTES>(small, g, x, group, t.row, large_rows, t.count);
   }
   for (int r = 0; r < t.count; ++r)
     for (int c = 0; c < C; ++c)
-      store_columns(t.out + r * t.out_row + (panel + c) * LANES, load(acc + (r * C + c) * LANES), t.columns - (panel + c) * LANES);
+      store_columns(t.out + r * t.out_row + (panel + c) * LANES, load(g.acc + (r * C + c) * LANES), t.columns - (panel + c) * LANES);
 }
 
 template <class Kind, bool BYTES>
@@ -202,10 +223,18 @@ void packed_panels(const PackedTask& t, const Activations& x) {
   for (; panel < panels; ++panel) many_rows<Kind, BYTES, 1>(t, x, panel);
 }
 
+template <class Kind>
+void packed_of(const PackedTask& t, const Activations& x) {
+  if constexpr (Kind::BYTES) {
+    if (x.bytes) return packed_panels<Kind, true>(t, x);
+  }
+  packed_panels<Kind, false>(t, x);
+}
+
 void packed_linear(const PackedTask& t, const Activations& x) {
-  if (t.kind == Weights::q4) return x.bytes ? packed_panels<Q4, true>(t, x) : packed_panels<Q4, false>(t, x);
-  if (t.kind == Weights::q8) return packed_panels<Q8, false>(t, x);
-  packed_panels<Int8, false>(t, x);
+  if (t.kind == Weights::q4) return packed_of<Q4>(t, x);
+  if (t.kind == Weights::q8) return packed_of<Q8>(t, x);
+  packed_of<Int8>(t, x);
 }
 
 bool takes_bytes(Weights kind) { return kind == Weights::q4 ? Q4::BYTES : Q8::BYTES; }
@@ -218,7 +247,7 @@ INLINE void dequantize(const Kind& w, float* out) {
   Vec scale = w.scales(), minimum = w.minima();
   for (int p = 0; p < GROUP / 2; ++p) {
     int32_t lanes[LANES], low[LANES], high[LANES];
-    store_ints(lanes, w.pair(p));
+    store_ints(lanes, w.pair(p / 4, p % 4));
     for (int i = 0; i < LANES; ++i) low[i] = (int16_t)lanes[i], high[i] = lanes[i] >> 16;
     Vec even = mul(to_float(load_ints(low)), scale), odd = mul(to_float(load_ints(high)), scale);
     store(out + 2 * p * LANES, Kind::MINIMA ? add(even, minimum) : even);
@@ -265,7 +294,9 @@ void quantize(const float* x, ptrdiff_t x_row, int first, int count, int depth, 
       Ints q[2] = {zero ? zero_ints() : round_to_int(mul(a, inverse)), zero ? zero_ints() : round_to_int(mul(b, inverse))};
       float scale = !finite ? __builtin_nanf("") : zero ? 0.0f : largest / levels;
       out.scales[at] = scale;
-      out.sums[at] = scale * (float)(sum_lanes(q[0]) + sum_lanes(q[1]));
+      int32_t sum = sum_lanes(q[0]) + sum_lanes(q[1]);
+      out.sums[at] = scale * (float)sum;
+      out.offsets[at] = -128 * sum;
       int16_t shorts[GROUP], *to = out.bytes ? shorts : (int16_t*)out.values + at * GROUP;
       store_shorts(to, q[0]);
       store_shorts(to + LANES, q[1]);
