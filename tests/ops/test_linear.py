@@ -91,7 +91,7 @@ def test_half_precision_products(dtype, shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (16, 64), (37, 96), (130, 576)], ids=str)
-@pytest.mark.parametrize("kind", (*STORED, "int8"))
+@pytest.mark.parametrize("kind", [*STORED, "int8"])
 def test_packing_loses_nothing(kind, shape):
     matrix, values = packed(kind, torch.randn(shape, generator=torch.Generator().manual_seed(1)))
     expected = {"Q4_0": "q4", "Q4_1": "q4", "Q8_0": "q8", "F16": "f16", "BF16": "bf16", "int8": "int8"}
