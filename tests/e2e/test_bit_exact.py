@@ -77,6 +77,12 @@ def test_toy_matrix(toy: Path, backend: str) -> None:
     check_matrix(toy, longest=400 if native else 150, count=32 if native else 8, backend=backend)
 
 
+@pytest.mark.parametrize(("kind", "activations"), [("Q4_1", "exact"), ("Q8_0", "int8"), ("F16", "exact")])
+def test_toy_matrix_of_stored_kinds(tmp_path: Path, kind: str, activations: str) -> None:
+    path = write_toy_gguf(tmp_path / "toy.gguf", kind, tied=False)
+    check_matrix(path, longest=150, count=8, backend="cpu", activations=activations)
+
+
 @pytest.mark.model
 @pytest.mark.timeout(900)
 def test_default_model_matrix(model_path: Path) -> None:
