@@ -19,7 +19,7 @@ INPUTS := pyproject.toml constraints.txt $(NATIVE) $(MODULES)
 .PHONY: help serve chat doctor model test test-all sanitize lint format env clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: .venv/installed ## Serve the default model on 127.0.0.1:8000, or MODEL=name-or-file ARGS="--port 9000 …"
 	@$(BIN)/pitstop serve $(if $(MODEL),"$(MODEL)") $(ARGS)
@@ -47,6 +47,9 @@ sanitize: .venv/installed-dev ## Run the kernels' tests with addresses and undef
 	@$(PIP) --python .venv-sanitize/bin/python install --no-deps --ignore-installed -C build-dir=build/sanitize -C cmake.define.PITSTOP_SANITIZE=ON .
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 		.venv-sanitize/bin/python -m pytest tests/ops $(ARGS)
+
+bench-peers: .venv/installed-dev model ## Measure beside llama.cpp and OpenVINO, which are installed into .peers; ARGS="--quick"
+	$(BIN)/python bench/peers.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 lint: .venv/installed-dev ## Check style
 	$(BIN)/ruff check .
