@@ -9,17 +9,17 @@ NATIVE := $(wildcard CMakeLists.txt) $(shell find src -path '*/csrc/*' -type f)
 HAS_HEADERS = $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 # Old pip takes the versions for building from the first, new pip from the second.
 PIP = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	$(BIN)/python -m pip install --disable-pip-version-check
+	$(BIN)/python -m pip --disable-pip-version-check
 # An editable install knows the modules by name, so a new one needs a reinstall, a change in one does not.
 MODULES := .venv/modules-$(shell find src -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 INPUTS := pyproject.toml constraints.txt $(NATIVE) $(MODULES)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve chat doctor model test test-all lint format env clean
+.PHONY: help serve chat doctor model test test-all sanitize lint format env clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: .venv/installed ## Serve the default model on 127.0.0.1:8000, or MODEL=name-or-file ARGS="--port 9000 …"
 	@$(BIN)/pitstop serve $(if $(MODEL),"$(MODEL)") $(ARGS)
@@ -39,6 +39,18 @@ test: .venv/installed-dev model ## Run the tests that need neither a GPU nor muc
 test-all: .venv/installed-dev model ## Run every test this machine can run
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
+# An environment on top of .venv's packages, with the kernels built to check themselves.
+sanitize: .venv/installed-dev ## Run the kernels' tests with addresses and undefined behaviour checked
+	@rm -rf .venv-sanitize && $(BIN)/python -m venv --without-pip .venv-sanitize
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$(.venv-sanitize/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@$(PIP) --python .venv-sanitize/bin/python install --no-deps --ignore-installed -C build-dir=build/sanitize -C cmake.define.PITSTOP_SANITIZE=ON .
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+		.venv-sanitize/bin/python -m pytest tests/ops $(ARGS)
+
+bench-peers: .venv/installed-dev model ## Measure beside llama.cpp and OpenVINO, which are installed into .peers; ARGS="--quick"
+	$(BIN)/python bench/peers.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
 lint: .venv/installed-dev ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,17 +62,17 @@ format: .venv/installed-dev ## Put style right
 env: .venv/installed-dev ## Make .venv with everything for serving and testing
 
 clean: ## Remove .venv, build outputs and caches; fetched models stay
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .schemathesis
+	rm -rf .venv .venv-sanitize build dist .pytest_cache .ruff_cache .hypothesis .schemathesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .venv/installed: $(INPUTS) | .venv/bin/python
 	@echo "Installing Pitstop and what it needs into .venv (minutes the first time)"
-	@$(PIP) -e .
+	@$(PIP) install -e .
 	@touch $@
 
 .venv/installed-dev: $(INPUTS) | .venv/bin/python
 	@echo "Installing Pitstop and what it and its tests need into .venv (minutes the first time)"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) install -e '.[dev]'
 	@touch .venv/installed $@
 
 $(MODULES): | .venv/bin/python

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from gguf import GGUFReader
 
 from pitstop.config import usable_cores
+from pitstop.models.weights.gguf import ModelFile
 from pitstop.ops import dispatch
 from pitstop.ops.linear import linear, pack
 
@@ -38,6 +40,12 @@ def read_bandwidth(seconds: float) -> float:
     """GB/s (10⁹ bytes) that all threads together read from memory. Written first: untouched pages would all be one page of zeros."""
     memory = torch.ones(MEMORY // 4)
     return MEMORY / best(lambda: dispatch.native.read(memory.data_ptr(), memory.numel()), seconds) / 1e9
+
+
+def weight_bytes(file: ModelFile) -> int:
+    """Bytes of weights, as the file stores them, that every decoded token must read: all but an embedding that is not the head."""
+    untied = set() if file.config.tied_head else {"token_embd.weight"}
+    return sum(int(tensor.n_bytes) for tensor in GGUFReader(file.path).tensors if tensor.name not in untied)
 
 
 def measure(threads: int, seconds: float) -> dict[str, float | str | int]:

@@ -58,8 +58,11 @@ def test_views_keep_their_memory() -> None:
 
 @pytest.mark.parametrize("place", ["inside", "last"])
 def test_torch_calls_in_a_recorded_step_are_refused(place: str) -> None:
+    kept = []  # or the replay would read freed memory
+
     def planted(x: torch.Tensor) -> torch.Tensor:
-        return forward(x * 2) if place == "inside" else forward(x) * 2
+        kept.append(x * 2)
+        return forward(kept[-1]) if place == "inside" else forward(x) * 2
 
     with pytest.raises(RuntimeError, match=r"differs from the eager one|must end in an op"):
         DecodeGraphs(planted)(inputs(2, 0))

@@ -68,10 +68,13 @@ def serve(
         max_running=max_running,
         kv=KVConfig(codec=kv, memory=kv_memory, context=context, prefix_cache=prefix_cache),
     )
+    from pitstop.pool import spawn
+
+    first = spawn()  # before the server's own imports: both take a second
     from pitstop.server import run
 
     pool = PoolConfig(max_waiting=max_waiting)
-    raise typer.Exit(run(server, pool, engine, lambda facts: print(announcement(server, facts), flush=True)))
+    raise typer.Exit(run(server, pool, engine, lambda facts: print(announcement(server, facts), flush=True), first))
 
 
 def announcement(server: ServerConfig, facts: Ready) -> str:

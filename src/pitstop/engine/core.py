@@ -111,7 +111,7 @@ class Engine:
         size = sum(buffer.numel() * buffer.itemsize for buffer in (store.pages, store.tails))
         lines = [
             f"{config.device}, {config.threads} threads, kernels: {dispatch.describe()}",
-            f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB, {self.kv_tokens} tokens; context {self.context} tokens",
+            f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB",
         ]
         if reason := dispatch.native_missing():
             lines.append(f"WARNING: native kernels are missing ({reason}); the plain torch reference runs instead, MUCH slower")

@@ -5,6 +5,7 @@ It waits in the kernel while idle, takes what has arrived between steps, and exi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import signal
@@ -25,6 +26,8 @@ CHECK_INTERVAL = 10.0
 
 def main(sock: socket.socket) -> int:
     """Serve one front until it goes. Returns the exit status."""
+    with contextlib.suppress(Exception):  # takes a second, which the front needs too; what fails here fails again below, and is told
+        import pitstop.engine.core  # noqa: F401
     start = receive(sock, ToWorker)
     if not isinstance(start, Start):
         return 1

@@ -2,5 +2,6 @@
 
 from pitstop.pool.pool import Gauges, Observer, Pool
 from pitstop.pool.stream import Delta, Stream, TokenScore
+from pitstop.pool.worker import Process, spawn
 
-__all__ = ["Delta", "Gauges", "Observer", "Pool", "Stream", "TokenScore"]
+__all__ = ["Delta", "Gauges", "Observer", "Pool", "Process", "Stream", "TokenScore", "spawn"]

@@ -16,7 +16,7 @@ from pitstop.pool.decoding import Decoding
 from pitstop.pool.door import Place
 from pitstop.pool.journal import Entry, Journal
 from pitstop.pool.stream import Delta, Stream
-from pitstop.pool.worker import WORKER_COMMAND, Worker
+from pitstop.pool.worker import WORKER_COMMAND, Process, Worker, spawn
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import FinishReason, Request
 
@@ -58,6 +58,7 @@ class Gauges(NamedTuple):
 class Pool:
     """One worker for now, replaced whenever it dies.
 
+    `first` is a process for the first worker that was spawned ahead, so that it imports while the front does.
     `facts` is what the current worker reported when it became ready, None before the first did.
     """
 
@@ -68,6 +69,7 @@ class Pool:
         tokenizer: Tokenizer,
         observer: Observer | None = None,
         command: Sequence[str] = WORKER_COMMAND,
+        first: Process | None = None,
     ) -> None:
         self.config = config
         self.journal = Journal()
@@ -77,6 +79,7 @@ class Pool:
         self._tokenizer = tokenizer
         self._observer = observer
         self._command = command
+        self._first = first
         self._incarnation = 0
         self._worker: Worker | None = None
         self._decoding = Decoding(tokenizer)
@@ -194,10 +197,11 @@ class Pool:
             post(self._on_exit, worker)
 
         try:
-            self._worker = Worker(self._incarnation, self._engine, self._command, on_message, on_exit)
+            process, self._first = self._first or spawn(self._command), None
         except OSError as error:
             self._gone.set()
             raise ConfigError(f"the worker cannot be started: {error}") from error
+        self._worker = Worker(self._incarnation, self._engine, process, on_message, on_exit)
         log.info("worker %d has process id %d", self._incarnation, self._worker.pid)
         try:
             self.facts = await asyncio.wait_for(self._ready, self.config.start_timeout)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from pitstop.config import EngineConfig
 from pitstop.engine.protocol import Commands, Failed, Ready, Start, Step, ToFront, receive, send
@@ -25,8 +26,28 @@ WORKER_COMMAND = (sys.executable, "-m", "pitstop.engine.worker")
 _EXIT_GRACE = 5.0  # seconds between end of file and SIGKILL
 
 
+class Process(NamedTuple):
+    """A worker process that waits for its Start message and imports meanwhile. Closing the socket ends it."""
+
+    socket: socket.socket
+    process: subprocess.Popen[bytes]
+
+
+def spawn(command: Sequence[str] = WORKER_COMMAND) -> Process:
+    """Start a worker process. Raises OSError when it cannot be started."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            # A session of its own: Ctrl-C in the terminal reaches the front only, which then drains.
+            process = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True)
+    except OSError:
+        ours.close()
+        raise
+    return Process(ours, process)
+
+
 class Worker:
-    """A running worker process.
+    """A running worker process, told to start.
 
     `on_message` and then, once, `on_exit` are called on the reader thread; `on_exit` comes after the process has been reaped.
     """
@@ -35,23 +56,15 @@ class Worker:
         self,
         incarnation: int,
         config: EngineConfig,
-        command: Sequence[str],
+        process: Process,
         on_message: Callable[[Worker, Ready | Step | Failed], None],
         on_exit: Callable[[Worker], None],
     ) -> None:
-        """Start the process. Raises OSError when it cannot be started."""
         self.incarnation = incarnation
         self._on_message = on_message
         self._on_exit = on_exit
         self._commands: SimpleQueue[Request | str | None] = SimpleQueue()
-        self._socket, other = socket.socketpair()
-        try:
-            with other:
-                # A session of its own: Ctrl-C in the terminal reaches the front only, which then drains.
-                self._process = subprocess.Popen([*command, str(other.fileno())], pass_fds=[other.fileno()], start_new_session=True)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket, self._process = process
         self._writer = threading.Thread(
             target=self._write, args=[Start(incarnation, config)], name=f"worker-{incarnation}-writer", daemon=True
         )

@@ -17,7 +17,7 @@ from pitstop.config import EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine.protocol import Ready
 from pitstop.errors import ConfigError
 from pitstop.models.weights.gguf import open_gguf
-from pitstop.pool import Pool
+from pitstop.pool import Pool, Process
 from pitstop.pool.worker import WORKER_COMMAND
 from pitstop.server.app import create_app
 from pitstop.server.service import Service, Texts
@@ -29,14 +29,20 @@ log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 5  # seconds that a client gets to take the end of an answer, after the drain
 
 
-def run(server: ServerConfig, pool: PoolConfig, engine: EngineConfig, on_ready: Callable[[Ready], None] | None = None) -> int:
+def run(
+    server: ServerConfig,
+    pool: PoolConfig,
+    engine: EngineConfig,
+    on_ready: Callable[[Ready], None] | None = None,
+    first: Process | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a clean stop.
 
     The port is bound first: while the model loads, /livez answers and /readyz says 503. `on_ready` is called when requests are taken.
     The first signal drains: readiness 503, no new requests, streams finish. A second one stops at once.
     Raises ConfigError (port in use, the worker's reason not to start), WeightsError or Unsupported.
     """
-    return uvloop.run(Runner(server, pool, engine).run(lambda: open_texts(engine.model), on_ready))
+    return uvloop.run(Runner(server, pool, engine, first=first).run(lambda: open_texts(engine.model), on_ready))
 
 
 def open_texts(model: str) -> Texts:
@@ -49,11 +55,19 @@ def open_texts(model: str) -> Texts:
 class Runner:
     """One life of the server process."""
 
-    def __init__(self, server: ServerConfig, pool: PoolConfig, engine: EngineConfig, command: Sequence[str] = WORKER_COMMAND) -> None:
+    def __init__(
+        self,
+        server: ServerConfig,
+        pool: PoolConfig,
+        engine: EngineConfig,
+        command: Sequence[str] = WORKER_COMMAND,
+        first: Process | None = None,
+    ) -> None:
         self._config = server
         self._pool_config = pool
         self._engine = engine
         self._command = command
+        self._first = first
         self._service = Service(server)
         self._pool: Pool | None = None
         self._stop = asyncio.Event()
@@ -88,7 +102,7 @@ class Runner:
 
     async def _load(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None) -> None:
         opened = await asyncio.to_thread(texts)
-        self._pool = Pool(self._pool_config, self._engine, opened.tokenizer, self._service.metrics, self._command)
+        self._pool = Pool(self._pool_config, self._engine, opened.tokenizer, self._service.metrics, self._command, self._first)
         self._service.open(opened, self._pool)
         facts = await self._pool.start()
         if on_ready is not None:

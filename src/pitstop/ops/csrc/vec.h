@@ -12,11 +12,16 @@
 #include <arm_neon.h>
 #endif
 
+#if defined(PITSTOP_SANITIZE)  // every check of a tile inlined and unrolled would take the compiler an hour
+#define INLINE inline
+#define UNROLL
+#else
 #define INLINE inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+#endif
 #endif
 
 namespace {
