@@ -69,16 +69,20 @@ def run_case(job: Job, ours: list[Pitstop], turns: int) -> dict[Variant, list[fl
     """Each variant's figures by turn; those far behind their engine's best have one only."""
     figures: dict[Variant, list[float]] = {variant: [] for variant in (*ours, *PEERS)}
     running, always = list(figures), (*ours, OPENVINO_EXACT)
-    for _ in range(turns):
+    for turn in range(turns):
         for variant in tqdm(running, desc=job.case, leave=False):
             figures[variant].append(variant.speed(job))
-        running = [variant for variant in running if variant in always or figures[variant][0] >= NEAR * _best(figures, variant.engine)[1]]
+        if turn == 0:
+            leaders = {engine: _best(figures, engine)[1] for engine in ("llama_cpp", "openvino")}
+            running = [variant for variant in running if variant in always or figures[variant][0] >= NEAR * leaders[variant.engine]]
     return figures
 
 
 def _best(figures: dict[Variant, list[float]], engine: str, case: str = "") -> tuple[Variant, float]:
-    """An engine's fastest variant that counts for the case, and its median."""
-    medians = {variant: statistics.median(values) for variant, values in figures.items() if variant.engine == engine}
+    """The fastest of an engine's variants that ran in all turns and count for the case, and its median."""
+    turns = max(map(len, figures.values()))
+    whole = {variant: values for variant, values in figures.items() if variant.engine == engine and len(values) == turns}
+    medians = {variant: statistics.median(values) for variant, values in whole.items()}
     if case in SAME_CACHE:
         medians = {variant: median for variant, median in medians.items() if not (isinstance(variant, OpenVino) and variant.kv == "u8")}
     return max(medians.items(), key=lambda item: item[1])

@@ -84,7 +84,7 @@ def _build(source: Path, jobs: int) -> None:
     path = f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}"
     build = ROOT / "build"
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-D{name}=OFF" for name in OFF)]
-    _say("building llama.cpp (20 core-minutes)")
+    _say("building llama.cpp (about ten minutes of one core)")
     _run(["cmake", "-G", "Ninja", "-S", source, "-B", build, *options], quiet=True, PATH=path)
     _run(["cmake", "--build", build, "--parallel", str(jobs), "--target", *TARGETS], PATH=path)
 
