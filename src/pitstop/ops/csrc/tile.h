@@ -24,7 +24,7 @@ constexpr int ACCUMULATORS = REGISTERS == 32 ? 24 : 12;                         
 constexpr int TILE_ROWS = ACCUMULATORS / PARTS >= 12 ? 12 : ACCUMULATORS / PARTS;          // most rows of one tile
 constexpr int tile_panels(int rows) {
   int fit = ACCUMULATORS / (PARTS * rows);
-  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+  return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }
 
 template <int R, int C, class W>
