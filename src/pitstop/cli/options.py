@@ -54,6 +54,10 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `pitsto
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="A name from `pitstop models list`, or the path of a .gguf file.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs. auto: the GPU if there is one.")]
 Backend = Annotated[Literal["auto", "cpu", "ref"], typer.Option(help="cpu: our native kernels. ref: plain torch. auto: the best here.")]
+Activations = Annotated[
+    Literal["exact", "int8", "fp32"],
+    typer.Option(help="What quantised weights are multiplied by. exact: 16-bit integers. int8: faster, at a loss."),
+]
 Threads = Annotated[int, typer.Option(callback=_not_negative, help="CPU threads; 0: every core this process may use.")]
 Context = Annotated[int, typer.Option(callback=_not_negative, help="Longest prompt and answer together, in tokens; 0: the model's own.")]
 KVCodec = Annotated[str, typer.Option("--kv", metavar="CODEC", help="How the KV cache is stored. raw16: 16 bits a value.")]

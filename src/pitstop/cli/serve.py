@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pitstop.cli.options import Backend, Context, Device, KVCodec, KVMemory, Model, Threads, finite, get_model, size_option
+from pitstop.cli.options import Activations, Backend, Context, Device, KVCodec, KVMemory, Model, Threads, finite, get_model, size_option
 from pitstop.config import EngineConfig, KVConfig, PoolConfig, ServerConfig, api_keys_from_env
 from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
 
@@ -25,6 +25,7 @@ def serve(
     model_name: Annotated[str, typer.Option(help="The model's name in the API; by default its name here, or its file's.")] = "",
     device: Device = _ENGINE.device,
     backend: Backend = _ENGINE.backend,
+    activations: Activations = _ENGINE.activations,
     threads: Threads = _ENGINE.threads,
     context: Context = _KV.context,
     kv: KVCodec = _KV.codec,
@@ -63,6 +64,7 @@ def serve(
         model=str(path),
         device=device,
         backend=backend,
+        activations=activations,
         threads=threads,
         prefill_chunk=prefill_chunk,
         max_running=max_running,
