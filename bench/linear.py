@@ -11,32 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 
 import torch
+from ceiling import best, read_bandwidth
 
 from pitstop.config import usable_cores
 from pitstop.ops import dispatch
 from pitstop.ops.linear import PackedLinear, linear
 from pitstop.ops.linear.packing import QUANTIZED
 
-MEMORY = 1 << 28  # bytes read by the bandwidth test
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 HEAD = (49152, 576)
 LAYERS = 30
 ROWS = (4, 8, 32, 128, 512)
-
-
-def best(function: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of the calls that fit into `seconds`, after one to warm up."""
-    function()
-    fastest, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        function()
-        fastest = min(fastest, time.perf_counter() - start)
-    return fastest
 
 
 def weights(kind: str, precision: str, layers: int, head: bool) -> list[PackedLinear]:
@@ -79,8 +66,8 @@ def main() -> None:
     options = parser.parse_args()
     dispatch.use("cpu")
     dispatch.set_threads(options.threads)
-    memory, square = torch.zeros(MEMORY // 4), torch.randn(1024, 1024)
-    read = MEMORY / best(lambda: dispatch.native.read(memory.data_ptr(), memory.numel()), options.seconds) / 1e9
+    square = torch.randn(1024, 1024)
+    read = read_bandwidth(options.seconds)
     gemm = 2 * 1024**3 / best(lambda: square @ square, options.seconds) / 1e9
     print(f"{options.threads} threads; ceiling: read {read:.1f} GB/s, fp32 GEMM (torch) {gemm:.0f} GFLOPS")
     results = []
