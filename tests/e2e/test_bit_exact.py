@@ -108,7 +108,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
     """The matrix must fail when one op reduces in an order that depends on the batch."""
     from pitstop.codecs.raw import Raw
 
-    monkeypatch.setattr(DecodeGraphs, "usable", lambda: False)  # a graph would refuse the plant: it is made of torch calls
+    monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)  # a graph would refuse the plant: it is made of torch calls
     exact_linear, exact_attend = llama.linear, Raw.attend
     if fault == "linear":
 
@@ -133,7 +133,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
 def test_decode_graphs_change_no_bit(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, params = prompts_and_params(259, 300, 12)
     with_graphs = bits(LLM(toy).generate(prompts, params))
-    monkeypatch.setattr(DecodeGraphs, "usable", lambda: False)
+    monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)
     assert bits(LLM(toy).generate(prompts, params)) == with_graphs
 
 

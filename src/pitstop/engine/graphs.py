@@ -19,9 +19,9 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     @staticmethod
-    def usable() -> bool:
-        """Whether this process runs the native kernels."""
-        return dispatch.native_missing() is None and "cpu" in dispatch.active()
+    def usable(device: str) -> bool:
+        """Whether `device` is where this process runs the native kernels."""
+        return device == "cpu" and dispatch.native_missing() is None and "cpu" in dispatch.active()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """forward(x), in memory that the next call overwrites."""

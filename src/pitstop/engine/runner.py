@@ -22,7 +22,7 @@ class Runner:
         self._view = view
         self._device = device
         self._end_tokens = end_tokens
-        self._decode = DecodeGraphs(lambda x: model.forward(x, view)) if DecodeGraphs.usable() else None
+        self._decode = DecodeGraphs(lambda x: model.forward(x, view)) if DecodeGraphs.usable(device) else None
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run the plan's copies, then its spans as one batch, and sample."""
