@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pitstop.kv.store import KVStore
@@ -18,11 +19,10 @@ class StepView:
     def __init__(self, store: KVStore, max_rows: int, max_pages: int, device: str) -> None:
         self._store = store
         self._device = device
-        self._buffers = {
-            "positions": torch.zeros(max_rows, dtype=torch.int32, device=device),
-            "items": torch.zeros(max_rows, 6, dtype=torch.int32, device=device),
-            "table": torch.zeros(max_pages, dtype=torch.int32, device=device),
-        }
+        shapes = {"positions": (max_rows,), "items": (max_rows, 6), "table": (max_pages,)}
+        self._host = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
+        # On the CPU these are the same memory: filling one is filling the other.
+        self._buffers = {name: torch.from_numpy(values).to(device) for name, values in self._host.items()}
         self.positions = self._items = torch.empty(0, dtype=torch.int32)
 
     def load(self, plan: StepPlan) -> None:
@@ -52,7 +52,10 @@ class StepView:
         return store.codec.attend(q, tails, pages, self._items, self._buffers["table"], spec)
 
     def _fill(self, name: str, values: list) -> torch.Tensor:
-        buffer = self._buffers[name][: len(values)]
-        if values:
-            buffer.copy_(torch.tensor(values, dtype=torch.int32))
+        count = len(values)
+        if count:
+            self._host[name][:count] = values
+        buffer = self._buffers[name][:count]
+        if buffer.is_cuda:
+            buffer.copy_(torch.from_numpy(self._host[name][:count]))
         return buffer
