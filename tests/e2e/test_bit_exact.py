@@ -137,6 +137,22 @@ def test_decode_graphs_change_no_bit(toy: Path, monkeypatch: pytest.MonkeyPatch)
     assert bits(LLM(toy).generate(prompts, params)) == with_graphs
 
 
+def test_int8_activations_state_their_loss_at_start(toy: Path) -> None:
+    notes = [any("int8 activations" in note for note in LLM(toy, activations=mode).engine.notes()) for mode in ("exact", "int8")]
+    assert notes == [False, True]
+
+
+def test_a_token_that_stops_is_counted_and_not_shown(toy: Path) -> None:
+    """The batch API and the server take an answer apart by the same rule."""
+    llm = LLM(toy)
+    free = llm.generate([[65, 66]], SamplingParams(max_tokens=6, seed=1, ignore_eos=True))[0]
+    stop = free.tokens[3]
+    held = llm.generate([[65, 66]], SamplingParams(max_tokens=6, seed=1, ignore_eos=True, stop_token_ids=(stop,)))[0]
+    end = free.tokens.index(stop) + 1
+    assert (held.tokens, held.finish_reason) == (free.tokens[:end], "stop")
+    assert held.text == llm.generate([[65, 66]], SamplingParams(max_tokens=end - 1, seed=1, ignore_eos=True))[0].text
+
+
 def test_native_kernels_are_here() -> None:
     """Everything above would be slow, and proves less, on the fallback."""
     assert dispatch.native_missing() is None

@@ -33,7 +33,7 @@ class Engine:
     """`submit` and `cancel` between steps, `step` while `busy`. Not thread-safe: one thread owns it."""
 
     def __init__(self, config: EngineConfig, file: ModelFile) -> None:
-        """Load and warm up. Raises ConfigError, WeightsError or Unsupported, each one line."""
+        """Load. Raises ConfigError, WeightsError or Unsupported, each one line."""
         shape = KVShape(file.config.layers, file.config.kv_heads, file.config.head_dim)
         codec = codecs.get(config.kv.codec)
         cuda = torch.cuda.is_available()
@@ -64,7 +64,7 @@ class Engine:
             max_running=config.max_running,
             ageing=config.ageing,
         )
-        self._counts = {"steps": 0, "prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0}
+        self._counts = {"steps": 0, "prompt_tokens": 0, "generated_tokens": 0}
 
     @property
     def busy(self) -> bool:
@@ -103,6 +103,7 @@ class Engine:
             tails_free=tails.free,
             tails_cached=tails.cached,
             preemptions=self.scheduler.preemptions,
+            cached_tokens=self.scheduler.cached_tokens,
             **self._counts,
         )
 
@@ -130,7 +131,6 @@ class Engine:
         for span in spans:
             counts["prompt_tokens"] += max(min(span.start + span.count, len(span.request.prompt)) - span.start, 0)
             counts["generated_tokens"] += span.samples
-        counts["cached_tokens"] = self.scheduler.cached_tokens
 
 
 def _sized(config: EngineConfig, codec: Codec, shape: KVShape) -> tuple[EngineConfig, int, int]:

@@ -174,9 +174,5 @@ class _Event:
 
 
 def _event(output, stream: TextStream) -> _Event:
-    delta = stream.push(output.tokens)
-    text, finish = delta.text, "stop" if delta.stopped else output.finish
-    if finish and not delta.stopped:
-        text += stream.finish().text
-    logprobs = (output.logprobs or [])[: delta.tokens]
-    return _Event(text, output.tokens[: delta.tokens], logprobs, finish, output.cached_tokens, output.prompt_logprobs)
+    text, tokens, _, finish = stream.settle(output.tokens, output.finish)
+    return _Event(text, tokens, (output.logprobs or [])[: len(tokens)], finish, output.cached_tokens, output.prompt_logprobs)

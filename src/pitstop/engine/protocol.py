@@ -34,7 +34,7 @@ class Commands(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """Worker → front: weights loaded, first step done."""
+    """Worker → front: weights loaded, requests are taken."""
 
     incarnation: int
     context: int  # longest prompt + answer, tokens

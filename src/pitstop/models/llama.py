@@ -13,7 +13,7 @@ from pitstop.ops import rope
 from pitstop.ops.activation import silu_mul
 from pitstop.ops.linear import PackedLinear, Precision, linear, pack_stored, rows
 from pitstop.ops.norm import add_rms_norm, rms_norm
-from pitstop.types import AttentionSpec, KVShape, KVView
+from pitstop.types import AttentionSpec, KVView
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,6 @@ class Llama:
         cos, sin = (table.to(device) for table in tables)
         self._attention = AttentionSpec(scale=c.head_dim**-0.5, rope=(cos, sin), interleaved=c.rope_interleaved)
         del self._loader
-
-    @property
-    def kv_shape(self) -> KVShape:
-        return KVShape(self.config.layers, self.config.kv_heads, self.config.head_dim)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [rows] int64 → [rows, width] fp32."""

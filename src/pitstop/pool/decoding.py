@@ -42,16 +42,8 @@ class Decoding:
         return deltas, stopped
 
     def _delta(self, output: Output, text: TextStream) -> Delta:
-        finish, shown = output.finish, output.tokens
-        if finish == "stop":  # the last token ended the answer and is not a part of it
-            shown = shown[:-1]
-        settled = text.push(shown)
-        words, tokens = settled.text, output.tokens
-        if settled.stopped:
-            finish, tokens = "stop", output.tokens[: settled.tokens]
-        elif finish is not None:
-            words += text.finish().text
-        scores = [self._score(score) for score in output.logprobs[: settled.tokens]] if output.logprobs is not None else None
+        words, tokens, shown, finish = text.settle(output.tokens, output.finish)
+        scores = [self._score(score) for score in output.logprobs[:shown]] if output.logprobs is not None else None
         prompt_scores = [self._score(score) for score in output.prompt_logprobs] if output.prompt_logprobs is not None else None
         return Delta(output.id, tokens, words, scores, finish, output.cached_tokens, prompt_scores, output.message)
 

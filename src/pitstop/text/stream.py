@@ -7,6 +7,7 @@ from collections import deque
 from typing import NamedTuple
 
 from pitstop.text.tokenizer import Tokenizer
+from pitstop.types import FinishReason
 
 
 class Delta(NamedTuple):
@@ -19,6 +20,19 @@ class Delta(NamedTuple):
     text: str
     tokens: int
     stopped: bool
+
+
+class Settled(NamedTuple):
+    """What an engine's step brought for one answer.
+
+    text: characters that are now certain. tokens: those of the step that belong to the answer. shown: how many of them have text and
+    scores: an end token has neither. finish: why the answer has ended, or None.
+    """
+
+    text: str
+    tokens: list[int]
+    shown: int
+    finish: FinishReason | None
 
 
 class TextStream:
@@ -53,6 +67,16 @@ class TextStream:
             if not self._tokenizer.is_control(token):
                 parts.append(self._settle(self._decoder.decode(self._tokenizer.token_bytes(token))))
         return Delta("".join(parts), used, self._stopped)
+
+    def settle(self, tokens: list[int], finish: FinishReason | None) -> Settled:
+        """Take a step's tokens and the engine's own reason to end, if it had one. A stop string that is completed comes before that.
+
+        With "stop" the engine's last token is what ended the answer: it counts and is not shown.
+        """
+        delta = self.push(tokens[:-1] if finish == "stop" else tokens)
+        if delta.stopped:
+            return Settled(delta.text, tokens[: delta.tokens], delta.tokens, "stop")
+        return Settled(delta.text + (self.finish().text if finish else ""), tokens, delta.tokens, finish)
 
     def finish(self) -> Delta:
         """No more tokens will come: what was held back for a stop string that was not completed."""
