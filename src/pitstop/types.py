@@ -227,11 +227,14 @@ class Codec(Protocol):
     """How a sealed segment is stored. A value; adding one adds one file under codecs/.
 
     A tail is one open segment of one layer: [kv_heads, 2, 128 * head_dim] of `tail_dtype`; index 0 holds the rotated keys transposed
-    ([head_dim, 128]), index 1 the values ([128, head_dim]).
+    ([head_dim, 128]), index 1 the values ([128, head_dim]). rotated: keys and values are cached in Hadamard's basis (ops.rope.hadamard),
+    tails too. lead_pages: how many pages a stream's first segment takes beside its own; they come first among the stream's pages.
     """
 
     name: str
     tail_dtype: torch.dtype
+    rotated: bool
+    lead_pages: int
 
     def supports(self, shape: KVShape, device: str) -> str | None:
         """Why this codec cannot serve the shape on the device, or None when it can."""
@@ -241,15 +244,16 @@ class Codec(Protocol):
         """Bytes of one page of ONE layer, all metadata included."""
         ...
 
-    def encode(self, tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor) -> None:
+    def encode(self, tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor, table: torch.Tensor) -> None:
         """Seal: for each item with a page, encode its tail into the page.
 
-        tails [slots, kv_heads, 2, 128 * head_dim], pages [pages, page_bytes] uint8, items int32 [n, 6] as in `ops.attention`.
+        tails [slots, kv_heads, 2, 128 * head_dim], pages [pages, page_bytes] uint8, items int32 [n, 6] and table int32 [m] as in
+        `ops.attention`.
         """
         ...
 
-    def decode(self, page: torch.Tensor, shape: KVShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Test reference: page [page_bytes] uint8 → keys, values, each [kv_heads, 128, head_dim] fp32."""
+    def decode(self, lead: torch.Tensor | None, page: torch.Tensor, shape: KVShape) -> tuple[torch.Tensor, torch.Tensor]:
+        """Test reference: page [page_bytes] uint8 (of a first segment with its lead page) → keys, values [kv_heads, 128, head_dim] fp32."""
         ...
 
     def attend(

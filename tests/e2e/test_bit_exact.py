@@ -106,10 +106,10 @@ def test_choices_of_one_request_equal_each_alone(toy: Path) -> None:
 @pytest.mark.parametrize("fault", ["linear", "attention"])
 def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """The matrix must fail when one op reduces in an order that depends on the batch."""
-    from pitstop.codecs.raw import Raw
+    from pitstop.codecs.segmented import Segmented
 
     monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)  # a graph would refuse the plant: it is made of torch calls
-    exact_linear, exact_attend = llama.linear, Raw.attend
+    exact_linear, exact_attend = llama.linear, Segmented.attend
     if fault == "linear":
 
         def planted(x, weight):
@@ -125,7 +125,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
         def planted(self, q, *rest):
             return exact_attend(self, q, *rest) * (1 + 2**-23 * (len(q) > 1))
 
-        monkeypatch.setattr(Raw, "attend", planted)
+        monkeypatch.setattr(Segmented, "attend", planted)
     with pytest.raises(AssertionError, match=r"a batch of 8|chunk"):
         check_matrix(toy, longest=150, count=8, backend="cpu")
 

@@ -16,11 +16,15 @@ HALF, FULL = torch.float16, torch.float32
 NO_CAP, ALL = 0.0, -1
 
 
+def raw(tails: torch.Tensor) -> attention.Layout:
+    return attention.RAW16 if tails.dtype is HALF else attention.RAW32
+
+
 def run(inputs: Inputs, scale: float = 0.2, softcap: float = NO_CAP, window: int = ALL) -> torch.Tensor:
     tails, pages = inputs.tails.clone(), inputs.pages.clone()
     attention.append(inputs.k, inputs.v, tails, inputs.items)
-    attention.seal_raw(tails, pages, inputs.items)
-    return attention.paged_attention(inputs.q, tails, pages, inputs.items, inputs.table, scale, softcap, window)
+    attention.seal(tails, pages, inputs.items, inputs.table, raw(tails))
+    return attention.paged_attention(inputs.q, tails, pages, inputs.items, inputs.table, raw(tails), scale, softcap, window)
 
 
 def brute_force(inputs: Inputs, scale: float = 0.2, softcap: float = NO_CAP, window: int = ALL) -> torch.Tensor:
@@ -107,7 +111,9 @@ def test_a_row_that_sees_nothing_gives_zeros_beside_any_garbage(isa, backend):
     dispatch.use(backend)
     inputs = make_inputs(4, [(130, 9), (0, 1), (400, 1)], heads=4, kv_heads=2, dim=32, dtype=HALF)
     poisoned = inputs._replace(tails=torch.full_like(inputs.tails, torch.nan), pages=torch.full_like(inputs.pages, 0xFF))
-    out = attention.paged_attention(poisoned.q, poisoned.tails, poisoned.pages, inputs.items, inputs.table, 1.0, NO_CAP, 0)
+    out = attention.paged_attention(
+        poisoned.q, poisoned.tails, poisoned.pages, inputs.items, inputs.table, raw(poisoned.tails), 1.0, NO_CAP, 0
+    )
     assert_same_bits(out, torch.zeros_like(out))
 
 
@@ -187,8 +193,8 @@ def test_decode_steps_equal_prefill_to_the_bit(backend):
         items = torch.tensor([[0, 1, position, segment, seal, 0]], dtype=torch.int32)
         one = slice(position, position + 1)
         attention.append(inputs.k[one], inputs.v[one], tails, items)
-        attention.seal_raw(tails, pages, items)
-        rows.append(attention.paged_attention(inputs.q[one], tails, pages, items, inputs.table, 0.2))
+        attention.seal(tails, pages, items, inputs.table, raw(tails))
+        rows.append(attention.paged_attention(inputs.q[one], tails, pages, items, inputs.table, raw(tails), 0.2))
     assert_same_bits(torch.cat(rows), expected)
 
 
@@ -227,7 +233,7 @@ def test_append_and_seal_keep_the_documented_layout(backend, dtype):
     assert torch.equal(values[2, :, 4:6], v[:2].transpose(0, 1).to(dtype))
     assert int((tails != 7).sum()) == 2 * 5 * 2 * 16
     pages = torch.zeros(2, tails[0].numel() * tails.itemsize, dtype=torch.uint8)
-    attention.seal_raw(tails, pages, items)
+    attention.seal(tails, pages, items, torch.zeros(1, dtype=torch.int32), raw(tails))
     assert torch.equal(pages[0].view(dtype), tails[1].flatten())
     assert not pages[1].any()
 
@@ -247,7 +253,7 @@ def test_items_out_of_range_are_refused(message):
     tails, pages = torch.zeros(3, 1, 2, 128 * 16), torch.zeros(2, 128 * 16 * 8, dtype=torch.uint8)
     table = torch.tensor([0, 9], dtype=torch.int32)
     with dispatch.use("cpu"), pytest.raises(ValueError, match=message):
-        attention.paged_attention(torch.zeros(5, 1, 16), tails, pages, items, table, 1.0)
+        attention.paged_attention(torch.zeros(5, 1, 16), tails, pages, items, table, raw(tails), 1.0)
 
 
 def test_rows_that_no_item_names_are_zero():

@@ -46,9 +46,11 @@ def test_an_odd_head_goes_to_the_reference():
     pages, table = torch.zeros(1, 128 * 24 * 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int32)
     items = torch.tensor([[0, 1, 0, 0, -1, 0]], dtype=torch.int32)
     attention.append(torch.ones(1, 1, 24), torch.ones(1, 1, 24), tails, items)
-    assert torch.equal(attention.paged_attention(torch.ones(1, 2, 24), tails, pages, items, table, 1.0), torch.ones(1, 2, 24))
+    assert torch.equal(
+        attention.paged_attention(torch.ones(1, 2, 24), tails, pages, items, table, attention.RAW32, 1.0), torch.ones(1, 2, 24)
+    )
     with dispatch.use("cpu"), pytest.raises(Unsupported, match="cpu: head_dim 24 is not a multiple of 16"):
-        attention.paged_attention(torch.ones(1, 2, 24), tails, pages, items, table, 1.0)
+        attention.paged_attention(torch.ones(1, 2, 24), tails, pages, items, table, attention.RAW32, 1.0)
 
 
 WITHOUT_NATIVE = """

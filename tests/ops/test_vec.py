@@ -91,6 +91,7 @@ def test_every_half_is_read_exactly(isa):
         torch.zeros(1, 2 * 128 * 16 * 2, dtype=torch.uint8),
         one_row_items(len(values)),
         torch.zeros(0, dtype=torch.int32),
+        attention.RAW16,
         1.0,
     )
     assert torch.equal(out, values.float())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pitstop.codecs.raw import Raw
+from pitstop.codecs import adaptive8, delta8, int4, int8, raw
 from pitstop.errors import ConfigError
 from pitstop.types import Codec
 
-_CODECS: dict[str, Codec] = {codec.name: codec for codec in (Raw("raw16"), Raw("raw32"))}
+_CODECS: dict[str, Codec] = {codec.name: codec for module in (raw, int8, int4, adaptive8, delta8) for codec in module.CODECS}
 
 
 def get(name: str) -> Codec:

@@ -42,14 +42,17 @@ class StepView:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """See types.KVView."""
         store = self._store
-        tails, pages = store.tails[layer], store.pages[layer]
+        codec, tails, pages, table = store.codec, store.tails[layer], store.pages[layer], self._buffers["table"]
         if spec.rope is not None:
             cos, sin = spec.rope
             q = rope.rotate(q, self.positions, cos, sin, spec.interleaved)
             k = rope.rotate(k, self.positions, cos, sin, spec.interleaved)
+        if codec.rotated:
+            q, k, v = rope.hadamard(q), rope.hadamard(k), rope.hadamard(v)
         attention.append(k, v, tails, self._items)
-        store.codec.encode(tails, pages, self._items)
-        return store.codec.attend(q, tails, pages, self._items, self._buffers["table"], spec)
+        codec.encode(tails, pages, self._items, table)
+        out = codec.attend(q, tails, pages, self._items, table, spec)
+        return rope.hadamard(out) if codec.rotated else out
 
     def _fill(self, name: str, values: list) -> torch.Tensor:
         count = len(values)

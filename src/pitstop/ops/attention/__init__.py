@@ -1,11 +1,12 @@
 """Attention over a paged KV cache in segments of 128 tokens.
 
 The memory (see also types.Codec and types.Piece): `tails` [slots, kv_heads, 2, 128 * head_dim] fp16 or fp32 holds open segments, index 0
-the keys transposed ([head_dim, 128]), index 1 the values ([128, head_dim]); `pages` [pages, page_bytes] uint8 holds sealed ones, in the raw
-layout exactly as a tail. `items` int32 [n, 6] has the columns row, count, start, tail, seal, table: `count` query rows from batch row
-`row` on, at positions from `start` on, all inside one segment, whose open copy is tail slot `tail` and whose page-to-be is `seal` (-1: none
-yet). The segments before it are the pages `table[table : table + start // 128]`, `table` int32 [m]. Items that share a tail slot within one
-call must be of the same segment.
+the keys transposed ([head_dim, 128]), index 1 the values ([128, head_dim]); `pages` [pages, page_bytes] uint8 holds sealed ones, as the
+`Layout` says (layout.py; RAW16 and RAW32 are exactly a tail). `items` int32 [n, 6] has the columns row, count, start, tail, seal, table:
+`count` query rows from batch row `row` on, at positions from `start` on, all inside one segment, whose open copy is tail slot `tail` and
+whose page-to-be is `seal` (-1: none yet). The stream's pages are `table[table : …]`, `table` int32 [m]: its lead page, if the layout has
+one, then one for each sealed segment, those that this call seals included. Items that share a tail slot within one call must be of the
+same segment.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops.attention import cpu, ref
+from pitstop.ops.attention.layout import RAW16, RAW32, Layout, Plane
 from pitstop.ops.dispatch import Op
 
+__all__ = ["RAW16", "RAW32", "Layout", "Plane", "append", "paged_attention", "seal"]
+
 _append = Op("append", cpu=cpu.append, ref=ref.append)
-_seal_raw = Op("seal_raw", cpu=cpu.seal_raw, ref=ref.seal_raw)
+_seal = Op("seal", cpu=cpu.seal, ref=ref.seal)
 _paged_attention = Op("paged_attention", cpu=cpu.paged_attention, ref=ref.paged_attention)
 
 
@@ -30,11 +34,11 @@ def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.T
     _append(k, v, tails, items)
 
 
-def seal_raw(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor) -> None:
-    """Copy each item's tail into its page, for items with seal ≥ 0."""
-    if pages.dim() != 2 or pages.shape[1] < tails[0].numel() * tails.itemsize:
-        raise ValueError(f"seal_raw: pages {list(pages.shape)} are smaller than tails {list(tails.shape)} of {tails.dtype}")
-    _seal_raw(tails, pages, items)
+def seal(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor, table: torch.Tensor, layout: Layout) -> None:
+    """Encode each item's tail into its page, for items with seal ≥ 0 (planes.py has the arithmetic, which native repeats to the bit)."""
+    if pages.dim() != 2 or pages.shape[1] < (need := layout.page_bytes(tails.shape[1], tails.shape[3] // 128)):
+        raise ValueError(f"seal: pages {list(pages.shape)} are smaller than the {need} bytes of a segment")
+    _seal(tails, pages, items, table, layout)
 
 
 def paged_attention(
@@ -43,14 +47,15 @@ def paged_attention(
     pages: torch.Tensor,
     items: torch.Tensor,
     table: torch.Tensor,
+    layout: Layout,
     scale: float,
     softcap: float = 0.0,
     window: int = -1,
 ) -> torch.Tensor:
     """q [rows, heads, head_dim] fp32 → [rows, heads, head_dim] fp32; heads a multiple of kv_heads, which they share in runs.
 
-    The row at position p sees the positions ≤ p, and > p - window when window ≥ 0: earlier segments from their pages (raw layout, dtype of
-    the tails), its own from the tail. Softmax of c·tanh(q·k·scale / c), c = softcap, plain q·k·scale for 0. A row that sees nothing
+    The row at position p sees the positions ≤ p, and > p - window when window ≥ 0: earlier segments from their pages, as stored, its
+    own from the tail. Softmax of c·tanh(q·k·scale / c), c = softcap, plain q·k·scale for 0. A row that sees nothing
     gives zeros, as does a row that no item names. Memory outside what a row sees may hold any bits.
 
     Native: per row, head and segment, scores by a chain of fused multiply-adds over ascending d, values by one over ascending tokens; the
@@ -58,4 +63,4 @@ def paged_attention(
     """
     if q.dim() != 3 or tails.dim() != 4 or tails.shape[3] != 128 * q.shape[2] or q.shape[1] % tails.shape[1]:
         raise ValueError(f"paged_attention: q {list(q.shape)} and tails {list(tails.shape)} do not fit together")
-    return _paged_attention(q, tails, pages, items, table, scale, softcap, window)
+    return _paged_attention(q, tails, pages, items, table, layout, scale, softcap, window)

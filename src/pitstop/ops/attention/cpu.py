@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops import dispatch
+from pitstop.ops.attention.layout import RAW16, RAW32, Layout
 from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
@@ -32,6 +33,12 @@ def _refuse_head(head_dim: int) -> Declined | None:
     return None
 
 
+def _refuse_layout(layout: Layout, tails: torch.Tensor) -> Declined | None:
+    if layout is not (RAW16 if tails.dtype is torch.float16 else RAW32):
+        return Declined(f"layout {layout}")
+    return None
+
+
 def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.Tensor) -> Declined | None:
     rows, kv_heads, head_dim = k.shape
     if reason := refuse(k=k, v=v) or _refuse_cache(tails, items) or _refuse_head(head_dim):
@@ -54,10 +61,8 @@ def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.T
     return None
 
 
-def seal_raw(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor) -> Declined | None:
-    if reason := _refuse_cache(tails, items):
-        return reason
-    if reason := _refuse_pages(pages):
+def seal(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor, table: torch.Tensor, layout: Layout) -> Declined | None:
+    if reason := _refuse_cache(tails, items) or _refuse_pages(pages) or _refuse_layout(layout, tails):
         return reason
     slots, kv_heads, _, size = tails.shape
     half = tails.dtype is torch.float16
@@ -73,6 +78,7 @@ def paged_attention(
     pages: torch.Tensor,
     items: torch.Tensor,
     table: torch.Tensor,
+    layout: Layout,
     scale: float,
     softcap: float,
     window: int,
@@ -80,7 +86,7 @@ def paged_attention(
     rows, heads, head_dim = q.shape
     if reason := refuse(q=q) or _refuse_cache(tails, items, table) or _refuse_head(head_dim):
         return reason
-    if reason := _refuse_pages(pages):
+    if reason := _refuse_pages(pages) or _refuse_layout(layout, tails):
         return reason
     q = strided(q)
     out = dispatch.empty(rows, heads, head_dim)

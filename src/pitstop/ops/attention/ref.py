@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from pitstop.ops.attention import planes
+from pitstop.ops.attention.layout import RAW16, RAW32, Layout
 from pitstop.types import SEGMENT
 
 TOLERANCE = 3e-6
@@ -48,11 +50,11 @@ def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.T
         tails[tail, :, 1].unflatten(1, (SEGMENT, dim))[:, at] = v[row : row + count].transpose(0, 1)
 
 
-def seal_raw(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor) -> None:
-    for _, _, _, tail, seal, _ in items.tolist():
-        if seal >= 0:
-            stored = tails[tail].reshape(-1).view(torch.uint8)
-            pages[seal, : len(stored)] = stored
+def seal(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor, table: torch.Tensor, layout: Layout) -> None:
+    for _, _, start, tail, page, offset in items.tolist():
+        if page >= 0:
+            lead = pages[int(table[offset])] if layout.lead and start < SEGMENT else None
+            planes.seal(tails[tail], layout, lead, pages[page])
 
 
 def paged_attention(
@@ -61,6 +63,7 @@ def paged_attention(
     pages: torch.Tensor,
     items: torch.Tensor,
     table: torch.Tensor,
+    layout: Layout,
     scale: float,
     softcap: float,
     window: int,
@@ -71,8 +74,8 @@ def paged_attention(
         torch.set_num_threads(1)  # see rowwise
     try:
         for row, count, start, tail, _, offset in items.tolist():
-            sealed = table[offset : offset + start // SEGMENT].long()
-            keys, values = _gather(tails, pages, tail, sealed, torch.float32 if q.is_cuda else torch.float64)
+            sealed = table[offset : offset + start // SEGMENT + layout.lead_pages].tolist() if start >= SEGMENT else []
+            keys, values = _gather(tails[tail], [pages[page] for page in sealed], layout, torch.float32 if q.is_cuda else torch.float64)
             step = count if q.is_cuda else 1  # on the CPU row by row: see rowwise
             for first in range(0, count, step):
                 rows = slice(row + first, row + first + step)
@@ -87,17 +90,15 @@ def paged_attention(
     return out
 
 
-def _gather(
-    tails: torch.Tensor, pages: torch.Tensor, tail: int, sealed: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [kv_heads, 128 * segments, dim] of the sealed segments and the open one, whole."""
-    _, kv_heads, _, size = tails.shape
-    raw = pages[sealed, : kv_heads * 2 * size * tails.itemsize].contiguous().view(tails.dtype).view(-1, kv_heads, 2, size)
-    stored = torch.cat([raw, tails[tail][None]]).to(dtype)
+def _gather(tail: torch.Tensor, sealed: list[torch.Tensor], layout: Layout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [kv_heads, 128 * segments, dim] of the sealed segments (lead page first) and the open one, whole."""
+    kv_heads, _, size = tail.shape
     dim = size // SEGMENT
-    keys = stored[:, :, 0].unflatten(2, (dim, SEGMENT)).permute(1, 0, 3, 2).flatten(1, 2)
-    values = stored[:, :, 1].unflatten(2, (SEGMENT, dim)).transpose(0, 1).flatten(1, 2)
-    return keys.contiguous(), values.contiguous()
+    leads, rest = sealed[: layout.lead_pages], sealed[layout.lead_pages :]
+    segments = [planes.unseal(layout, leads[0] if leads and not i else None, page, kv_heads, dim) for i, page in enumerate(rest)]
+    segments.append((tail[:, 0].reshape(kv_heads, dim, SEGMENT), tail[:, 1].reshape(kv_heads, SEGMENT, dim)))
+    keys = torch.cat([keys.to(dtype).transpose(1, 2) for keys, _ in segments], 1)
+    return keys.contiguous(), torch.cat([values.to(dtype) for _, values in segments], 1)
 
 
 class Inputs(NamedTuple):
@@ -123,34 +124,40 @@ def make_inputs(
     dim: int,
     dtype: torch.dtype,
     chunk: int = SEGMENT,
+    layout: Layout | None = None,
 ) -> Inputs:
     """Streams of (past, new) tokens: the past is in pages and tails already, the new rows come as items of at most `chunk` rows.
+
+    The default layout is the raw one of `dtype`.
 
     Every stream draws from its own seed, so that it is the same in any company. All memory that is not written holds NaN.
     """
     size = SEGMENT * dim
     segments = sum((past + new) // SEGMENT + 2 for past, new in streams)
     tails = torch.full((segments, kv_heads, 2, size), torch.nan, dtype=dtype)
-    pages = torch.full((segments, kv_heads * 2 * size), torch.nan, dtype=dtype).view(torch.uint8)
+    layout = layout or (RAW16 if dtype is torch.float16 else RAW32)
+    leads = len(streams) * layout.lead_pages  # after the others
+    pages = torch.full((segments + leads, layout.page_bytes(kv_heads, dim)), 255, dtype=torch.uint8)
     rows, items, table, keys, values, positions, taken, first_row = [], [], [], [], [], [], 0, 0
     for stream, (past, new) in enumerate(streams):
         generator = torch.Generator().manual_seed(seed * 1000 + stream)
         q = torch.randn(past + new, heads, dim, generator=generator)[past:] * 3
         k, v = (torch.randn(past + new, kv_heads, dim, generator=generator) for _ in range(2))
         own = list(range(taken, taken + (past + new) // SEGMENT + 1))
+        own_pages = [segments + stream][: layout.lead_pages] + own
         taken += len(own)
         cuts = sorted({past, past + new, *range(past + chunk - past % chunk, past + new, chunk), *range(0, past + new, SEGMENT)})
         cuts = [cut for cut in cuts if past <= cut]
         for start, end in pairwise(cuts):
             slot = own[start // SEGMENT]
-            seal = slot if end % SEGMENT == 0 else -1
-            items.append((first_row + start - past, end - start, start, slot, seal, len(table)))
+            page = slot if end % SEGMENT == 0 else -1
+            items.append((first_row + start - past, end - start, start, slot, page, len(table)))
         before = [(i, min(SEGMENT, past - i), i, own[i // SEGMENT], -1, 0) for i in range(0, past, SEGMENT)]
         append(k[:past], v[:past], tails, torch.tensor(before, dtype=torch.int32).view(-1, 6))
-        done = [(0, 0, 0, slot, slot, 0) for slot in own[: past // SEGMENT]]
-        seal_raw(tails, pages, torch.tensor(done, dtype=torch.int32).view(-1, 6))
+        done = [(0, 0, i * SEGMENT, slot, slot, 0) for i, slot in enumerate(own[: past // SEGMENT])]
+        seal(tails, pages, *(torch.tensor(ints, dtype=torch.int32) for ints in (done, own_pages)), layout)
         tails[own[: past // SEGMENT]] = torch.nan
-        table += own
+        table += own_pages
         rows.append((q, k[past:], v[past:]))
         keys.append(k.to(dtype).float().transpose(0, 1))
         values.append(v.to(dtype).float().transpose(0, 1))

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021)."""
+"""Rotations of heads: rotary position embedding (Su et al. 2021), and Hadamard's basis, in which outlier channels share their weight."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pitstop.ops.dispatch import Op
 from pitstop.ops.rope import cpu, ref
 
 _rotate = Op("rotate", cpu=cpu.rotate, ref=ref.rotate)
+_hadamard = Op("hadamard", cpu=cpu.hadamard, ref=ref.hadamard)
 
 
 def tables(positions: int, dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,3 +28,13 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: tor
         shapes = ", ".join(str(list(t.shape)) for t in (x, positions, cos, sin))
         raise ValueError(f"rotate: want [rows, heads, dim], [rows], [context, dim / 2] twice, got {shapes}")
     return _rotate(x, positions, cos, sin, interleaved)
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, heads, dim] fp32 → H x / sqrt(dim) of each head, H Sylvester's matrix; dim a power of two. It is its own inverse.
+
+    By the fast transform: sums and differences of elements 1 apart, then 2, 4, … (each rounded once), then one multiplication.
+    """
+    if x.dim() != 3 or x.shape[2] & (x.shape[2] - 1):
+        raise ValueError(f"hadamard: want [rows, heads, dim] with dim a power of two, got {list(x.shape)}")
+    return _hadamard(x)

@@ -31,3 +31,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: tor
         out.data_ptr(),
     )
     return out
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor | Declined:
+    return Declined("no native kernel")

@@ -16,6 +16,17 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: tor
     return torch.stack(rotated, dim=-1).flatten(-2) if interleaved else torch.cat(rotated, dim=-1)
 
 
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    dim, step = x.shape[2], 1
+    out = x
+    while step < dim:
+        pairs = out.unflatten(2, (-1, 2, step))
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        out = torch.stack([a + b, a - b], dim=-2).flatten(2)
+        step *= 2
+    return out * dim**-0.5
+
+
 def make_inputs(seed: int, rows: int, heads: int, dim: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
     """x [rows, heads, dim] fp32 and positions [rows] int32 below `context`."""
     generator = torch.Generator().manual_seed(seed)
