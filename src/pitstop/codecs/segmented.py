@@ -30,7 +30,7 @@ class Segmented:
         if self.rotated and dim & (dim - 1):
             return f"its rotation needs a head dimension that is a power of two, not {dim}"
         bits = {plane.bits for plane in (self.layout.values, self.layout.first()[1]) if plane.bits < 16}
-        block = 128 // min((part for width in bits for part in PARTS[width] if part in (2, 4)), default=8)
+        block = 128 // min((part for width in bits for part in PARTS[width] if part in (2, 4)), default=128)
         return f"its codes lie in blocks of {block} channels, which do not divide a head dimension of {dim}" if dim % block else None
 
     def page_bytes(self, shape: KVShape) -> int:
