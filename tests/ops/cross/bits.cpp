@@ -1,0 +1,111 @@
+// Prints a checksum of what every kernel gives on inputs made from a seed. Built for two instruction sets, the two must print the same.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "drivers.h"
+#include "packed_drivers.h"
+#include "pool.h"
+
+using namespace pitstop;
+
+namespace {
+
+struct Random {
+  uint64_t state;
+  uint32_t next() { return (uint32_t)((state = state * 6364136223846793005u + 1442695040888963407u) >> 32); }
+  float real() { return (float)(int32_t)next() * 0x1p-30f; }  // -2 to 2
+};
+
+std::vector<float> reals(Random& random, size_t count, float scale = 1) {
+  std::vector<float> values(count);
+  for (float& value : values) value = random.real() * scale;
+  return values;
+}
+
+void print(const char* what, const void* data, size_t bytes) {
+  uint64_t hash = 14695981039346656037u;
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ ((const uint8_t*)data)[i]) * 1099511628211u;
+  std::printf("%s %016llx\n", what, (unsigned long long)hash);
+}
+
+void print(const char* what, const std::vector<float>& values) { print(what, values.data(), values.size() * sizeof(float)); }
+
+// A GGUF block of 32 weights: fp16 scale (and minimum) around 0.01, then codes.
+std::vector<uint8_t> blocks(Random& random, int format, int count) {
+  const int bytes[] = {18, 20, 34};
+  std::vector<uint8_t> data((size_t)count * bytes[format]);
+  for (uint8_t& byte : data) byte = (uint8_t)random.next();
+  for (int i = 0; i < count; ++i)
+    for (int at = 0; at < (format == 1 ? 4 : 2); at += 2) {
+      uint16_t half = (uint16_t)(0x2000 | (random.next() & 0x83ff));
+      std::memcpy(&data[(size_t)i * bytes[format] + at], &half, 2);
+    }
+  return data;
+}
+
+void packed(Random& random) {
+  const int depth = 96, columns = 72;
+  for (int format = 0; format < 3; ++format) {
+    int kind = format < 2 ? 0 : 1;
+    std::vector<uint8_t> stored = blocks(random, format, columns * depth / 32), weight((columns + 15) / 16 * packed_panel_bytes(kind, depth));
+    if (!pack_blocks(format, stored.data(), columns, depth, 0, weight.data())) std::printf("pack refused\n");
+    print("pack", weight.data(), weight.size());
+    for (int rows : {1, 2, 3, 4, 5, 7, 8, 13, 33})
+      for (int precision = 0; precision < 3; ++precision) {
+        std::vector<float> x = reals(random, (size_t)rows * depth), out((size_t)rows * columns);
+        x[5] = 1000, x[6] = 0;
+        packed_linear(x.data(), depth, rows, kind, weight.data(), depth, columns, precision, out.data());
+        char name[64];
+        std::snprintf(name, sizeof name, "packed_linear format %d precision %d rows %d", format, precision, rows);
+        print(name, out);
+      }
+    std::vector<float> out(2 * depth);
+    int64_t ids[] = {71, 3};
+    packed_rows(kind, weight.data(), depth, columns, ids, 2, out.data());
+    print("packed_rows", out);
+  }
+}
+
+void floats(Random& random) {
+  const int depth = 45, columns = 40;
+  std::vector<float> weight = reals(random, 3 * 16 * depth);
+  for (int kind = 0; kind < 3; ++kind)
+    for (int rows : {1, 5, 30}) {
+      std::vector<float> x = reals(random, (size_t)rows * depth), out((size_t)rows * columns);
+      std::vector<uint8_t> w(weight.size() * (kind ? 2 : 4));
+      for (size_t i = 0; kind && i < weight.size(); ++i) {
+        uint16_t bits = kind == 1 ? (uint16_t)(0x3000 | (random.next() & 0x87ff)) : (uint16_t)(0x3e00 | (random.next() & 0x81ff));
+        std::memcpy(&w[2 * i], &bits, 2);
+      }
+      if (!kind) std::memcpy(w.data(), weight.data(), w.size());
+      linear(x.data(), depth, rows, kind, w.data(), depth, columns, out.data());
+      print("linear", out);
+    }
+}
+
+void rowwise(Random& random) {
+  const int rows = 5, dim = 70;
+  std::vector<float> x = reals(random, 2 * rows * dim, 3), weight = reals(random, dim), out(rows * dim), total(rows * dim);
+  rms_norm(x.data(), dim, rows, weight.data(), dim, 1e-5f, out.data());
+  print("rms_norm", out);
+  add_rms_norm(x.data(), x.data() + rows * dim, rows, weight.data(), dim, 1e-5f, total.data(), out.data());
+  print("add_rms_norm", total);
+  print("add_rms_norm", out);
+  silu_mul(x.data(), 2 * dim, rows, dim, out.data());
+  print("silu_mul", out);
+  std::vector<float> wide = reals(random, 4096, 40), results(4096);
+  kernels().exp(wide.data(), results.data(), (ptrdiff_t)wide.size());
+  print("exp", results);
+}
+
+}  // namespace
+
+int main() {
+  Random random{7};
+  set_threads(2);
+  packed(random);
+  floats(random);
+  rowwise(random);
+}
