@@ -22,6 +22,9 @@ MAX_STOP_LENGTH = 1024
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
+Rotated = Literal["none", "keys", "both"]
+"""Which of keys and values a codec keeps in Hadamard's basis."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. Values are checked on creation; `InvalidRequest` names the field.
@@ -227,13 +230,13 @@ class Codec(Protocol):
     """How a sealed segment is stored. A value; adding one adds one file under codecs/.
 
     A tail is one open segment of one layer: [kv_heads, 2, 128 * head_dim] of `tail_dtype`; index 0 holds the rotated keys transposed
-    ([head_dim, 128]), index 1 the values ([128, head_dim]). rotated: keys and values are cached in Hadamard's basis (ops.rope.hadamard),
-    tails too. lead_pages: how many pages a stream's first segment takes beside its own; they come first among the stream's pages.
+    ([head_dim, 128]), index 1 the values ([128, head_dim]). rotated: what is cached in Hadamard's basis (ops.rope.hadamard), in tails
+    too. lead_pages: how many pages a stream's first segment takes beside its own; they come first among the stream's pages.
     """
 
     name: str
     tail_dtype: torch.dtype
-    rotated: bool
+    rotated: Rotated
     lead_pages: int
 
     def supports(self, shape: KVShape, device: str) -> str | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 
 from pitstop.ops import attention
 from pitstop.ops.attention import planes
 from pitstop.ops.attention.layout import PARTS, Layout
-from pitstop.types import AttentionSpec, KVShape
+from pitstop.types import AttentionSpec, KVShape, Rotated
+
+OPTIONS = "keys=BITS, values=BITS, lead=BITS (of the first segment; 0: as the others), rotate=none, keys or both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Segmented:
     name: str
     layout: Layout
     tail_dtype: torch.dtype = torch.float16
-    rotated: bool = False
+    rotated: Rotated = "none"
 
     @property
     def lead_pages(self) -> int:
@@ -27,11 +30,36 @@ class Segmented:
 
     def supports(self, shape: KVShape, device: str) -> str | None:
         dim = shape.head_dim
-        if self.rotated and dim & (dim - 1):
+        if self.rotated != "none" and dim & (dim - 1):
             return f"its rotation needs a head dimension that is a power of two, not {dim}"
         bits = {plane.bits for plane in (self.layout.values, self.layout.first()[1]) if plane.bits < 16}
         block = 128 // min((part for width in bits for part in PARTS[width] if part in (2, 4)), default=128)
-        return f"its codes lie in blocks of {block} channels, which do not divide a head dimension of {dim}" if dim % block else None
+        if dim % block:
+            return f"its codes lie in blocks of {block} channels, which do not divide a head dimension of {dim}"
+        try:
+            self.page_bytes(shape)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def with_options(self, options: str) -> Segmented:
+        """This codec with `options`, like "keys=5,values=4", changed. Raises ValueError, saying what is wrong, for others than OPTIONS."""
+        given: dict[str, str] = {}
+        for option in options.split(","):
+            key, equals, value = option.partition("=")
+            if not equals or key not in ("keys", "values", "lead", "rotate") or key in given:
+                raise ValueError(f"{option!r} is {'given twice' if key in given else 'no option'}; there are {OPTIONS}")
+            given[key] = value
+        rotated = given.pop("rotate", self.rotated)
+        if rotated not in get_args(Rotated):
+            raise ValueError(f"rotate={rotated} is none of {', '.join(get_args(Rotated))}")
+        if wrong := [f"{key}={value}" for key, value in given.items() if not value.isdecimal()]:
+            raise ValueError(f"{wrong[0]} is no number of bits")
+        bits = {key: int(value) for key, value in given.items()}
+        planes = {key: getattr(self.layout, key).with_bits(bits[key]) for key in ("keys", "values") if key in bits}
+        layout = replace(self.layout, **planes, lead=bits.get("lead", self.layout.lead))
+        layout.first()  # raises for a lead that is no number of bits
+        return replace(self, name=f"{self.name}:{options}", layout=layout, rotated=rotated)
 
     def page_bytes(self, shape: KVShape) -> int:
         return self.layout.page_bytes(shape.kv_heads, shape.head_dim)

@@ -47,12 +47,14 @@ class StepView:
             cos, sin = spec.rope
             q = rope.rotate(q, self.positions, cos, sin, spec.interleaved)
             k = rope.rotate(k, self.positions, cos, sin, spec.interleaved)
-        if codec.rotated:
-            q, k, v = rope.hadamard(q), rope.hadamard(k), rope.hadamard(v)
+        if codec.rotated != "none":
+            q, k = rope.hadamard(q), rope.hadamard(k)
+        if codec.rotated == "both":
+            v = rope.hadamard(v)
         attention.append(k, v, tails, self._items)
         codec.encode(tails, pages, self._items, table)
         out = codec.attend(q, tails, pages, self._items, table, spec)
-        return rope.hadamard(out) if codec.rotated else out
+        return rope.hadamard(out) if codec.rotated == "both" else out
 
     def _fill(self, name: str, values: list) -> torch.Tensor:
         count = len(values)
