@@ -10,9 +10,10 @@ from pitstop.types import SEGMENT, Logprob, Sampled, StepPlan, StepResult
 class FakeRunner:
     """Runs plans on remembered tokens. The next token is a hash of everything before it, so a wrong context shows in the answer."""
 
-    def __init__(self, vocab_size: int = 1000) -> None:
+    def __init__(self, vocab_size: int = 1000, lead_pages: int = 0) -> None:
         self.vocab_size = vocab_size
-        self.pages: dict[int, tuple[int, ...]] = {}
+        self.lead_pages = lead_pages
+        self.pages: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.tails: dict[int, list[int | None]] = {}
         self.rows = 0
 
@@ -31,8 +32,8 @@ class FakeRunner:
                     tail[position % SEGMENT] = span.known[position]
         for span in plan.spans:
             for piece in span.pieces:
-                if piece.seal >= 0:
-                    self.pages[piece.seal] = tuple(self.tails[piece.tail])
+                for page in piece.pages:
+                    self.pages[page] = ("own" if page == piece.seal else "lead", tuple(self.tails[piece.tail]))
         result: StepResult = {}
         for span in plan.spans:
             self._check(span)
@@ -52,9 +53,11 @@ class FakeRunner:
             end = piece.start + piece.count
             assert end <= base + SEGMENT, "a piece crosses a segment"
             assert (piece.seal >= 0) == (end == base + SEGMENT), "a full segment is sealed, an open one is not"
-            for index in range(base // SEGMENT):
-                expected = tuple(span.known[index * SEGMENT : (index + 1) * SEGMENT])
-                assert self.pages[span.pages[index]] == expected, f"page {span.pages[index]} holds another segment"
+            table = [("own", i) for i in range(end // SEGMENT)]
+            table = [("lead", 0)] * (self.lead_pages if table else 0) + table
+            for page, (kind, index) in zip(span.pages, table, strict=False):
+                assert self.pages[page] == (kind, tuple(span.known[index * SEGMENT : (index + 1) * SEGMENT])), f"page {page} holds others"
+            assert len(span.pages) >= len(table)
             assert self.tails[piece.tail][: end - base] == span.known[base:end], f"tail {piece.tail} holds other tokens"
             covered += piece.count
         assert covered == span.count

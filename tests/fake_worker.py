@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from toys import byte_tokens, toy_vocabulary
 
 from pitstop.engine.protocol import Commands, Failed, Ready, Start, Stats, Step, ToWorker, receive, send
+from pitstop.kv.capacity import Capacity
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import Logprob, Output, Request
 
@@ -190,7 +191,7 @@ def main() -> None:
         return
     time.sleep(options.slow_start)  # deaf, as while loading weights
     model = Model()
-    send(sock, Ready(start.incarnation, CONTEXT, 12800, model.tokenizer.vocab_size, ["fake worker"]))
+    send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"]))
     serve(sock, model, start.incarnation, options.stray)
 
 

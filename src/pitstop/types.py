@@ -129,23 +129,29 @@ class Output(msgspec.Struct, array_like=True):
 class Piece(NamedTuple):
     """Rows of one request that lie within one segment of its KV.
 
-    The rows' keys and values go to tail slot `tail`; when they fill the segment it is sealed into page `seal` (-1: stays open).
+    The rows' keys and values go to tail slot `tail`; when they fill the segment it is sealed into `pages`: its own page last, before it
+    the codec's lead pages if it is the first segment. No pages: it stays open.
     """
 
     row: int  # first row, counted from the request's first in this step
     count: int  # rows
     start: int  # position of the first row
     tail: int
-    seal: int
+    pages: tuple[int, ...] = ()
+
+    @property
+    def seal(self) -> int:
+        """The segment's own page; -1 for one that stays open."""
+        return self.pages[-1] if self.pages else -1
 
 
 @dataclass(slots=True)
 class Span:
     """One request's share of a step: its tokens at positions start … start + count - 1.
 
-    `known` are all its tokens so far, prompt first (the scheduler's own list: read it, never keep it). `pages` are its sealed segments in
-    order, those that this step seals included. `want` says for which rows logits are needed: "last" chooses the next token, "all" also
-    scores the prompt.
+    `known` are all its tokens so far, prompt first (the scheduler's own list: read it, never keep it). `pages` are its sealed segments'
+    in order, lead pages first, those that this step seals included. `want` says for which rows logits are needed: "last" chooses the next
+    token, "all" also scores the prompt.
     """
 
     request: Request

@@ -12,7 +12,7 @@ from toy_gguf import write_toy_gguf
 from pitstop import LLM, SamplingParams
 from pitstop.engine.graphs import DecodeGraphs
 from pitstop.engine.llm import RequestOutput
-from pitstop.kv.store import tail_bytes
+from pitstop.kv.capacity import page_bytes, tail_bytes
 from pitstop.models import llama
 from pitstop.ops import dispatch
 
@@ -63,7 +63,7 @@ def check_matrix(path: Path, longest: int, count: int, **options) -> None:
 
 def memory_for(llm: LLM, pages: int, tails: int) -> int:
     store = llm.engine._runner.store
-    return tails * tail_bytes(store.codec, store.shape) + pages * store.shape.layers * store.codec.page_bytes(store.shape)
+    return tails * tail_bytes(store.codec, store.shape) + pages * page_bytes(store.codec, store.shape)
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def announcement(server: ServerConfig, facts: Ready) -> str:
     lines = [
         *facts.notes,
         f"Serving {server.model_name} on {address}/v1",
-        f"Context {facts.context:,} tokens; the KV cache holds {facts.kv_tokens:,} tokens, all requests together",
+        f"Context {facts.context:,} tokens",
         "Try:",
         f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(question)}'",
     ]

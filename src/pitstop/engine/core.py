@@ -15,13 +15,17 @@ from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
 from pitstop.errors import ConfigError
 from pitstop.kv.cache import KVCache
-from pitstop.kv.store import KVStore, pages_within, tail_bytes
+from pitstop.kv.capacity import capacity, longest_stream, page_bytes, pages_within, reserved_tails, stream_pages, tail_bytes
+from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
 from pitstop.models import load_model
 from pitstop.models.weights.gguf import ModelFile
 from pitstop.ops import dispatch
 from pitstop.text.tokenizer import end_tokens
 from pitstop.types import SEGMENT, Codec, KVShape, Output, Request
+
+CAPACITY_LENGTH = 8192
+"""Tokens a stream, at which the operator is told how much fits, or the context where that is shorter."""
 
 INT8_LOSS = (
     "WARNING: int8 activations change the model: on SmolLM2-135M, mean KL divergence 0.004 and 4 % of top tokens against fp32 "
@@ -48,13 +52,13 @@ class Engine:
         model = load_model(file, config.device, context, config.activations)
         store = KVStore(codec, shape, pages, tails, config.device)
         rows = config.prefill_chunk + config.max_running
-        view = StepView(store, rows, config.max_running * (context // SEGMENT + 1), config.device)
+        view = StepView(store, rows, config.max_running * (stream_pages(context, codec.lead_pages) + 1), config.device)
         ends = end_tokens(file.vocabulary())
         self.vocab_size = file.config.vocab_size
         self.context = context
-        self.kv_tokens = pages * SEGMENT
+        self.capacity = capacity(config.kv.memory, tails, codec, shape, min(context, CAPACITY_LENGTH))
         self._runner = Runner(model, store, view, config.device, ends)
-        self._cache = KVCache(pages, tails, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)
+        self._cache = KVCache(pages, tails, lead_pages=codec.lead_pages, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)
         self.scheduler = Scheduler(
             self._cache,
             context=context,
@@ -117,7 +121,7 @@ class Engine:
         size = sum(buffer.numel() * buffer.itemsize for buffer in (store.pages, store.tails))
         lines = [
             f"{config.device}, {config.threads} threads, kernels: {dispatch.describe()}",
-            f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB",
+            f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB, {self.capacity}",
         ]
         if config.activations == "int8":
             lines.append(INT8_LOSS)
@@ -134,17 +138,14 @@ class Engine:
 
 
 def _sized(config: EngineConfig, codec: Codec, shape: KVShape) -> tuple[EngineConfig, int, int]:
-    """(config with the context that fits, pages, tail slots). Raises ConfigError when not even one segment fits.
-
-    Tails: one per running request, those that a step's prefill fills, one to copy into, and the index's own.
-    """
-    tails = config.max_running + config.prefill_chunk // SEGMENT + 2 + config.kv.cached_tails * config.kv.prefix_cache
+    """(config with the context that fits, pages, tail slots). Raises ConfigError when not even one segment fits."""
+    tails = reserved_tails(config.max_running, config.prefill_chunk, config.kv.cached_tails * config.kv.prefix_cache)
     pages = pages_within(config.kv.memory, tails, codec, shape)
-    if pages < 1:
-        least = tails * tail_bytes(codec, shape) + shape.layers * codec.page_bytes(shape)
+    if pages < (first := stream_pages(SEGMENT, codec.lead_pages)):
+        least = tails * tail_bytes(codec, shape) + first * page_bytes(codec, shape)
         raise ConfigError(
-            f"--kv-memory {config.kv.memory / 2**20:.0f}MiB is too small: {tails} open segments and one page need "
+            f"--kv-memory {config.kv.memory / 2**20:.0f}MiB is too small: {tails} open segments and a sealed one need "
             f"{least / 2**20:.0f}MiB; raise it, or lower --max-running or --prefill-chunk"
         )
-    context = min(config.kv.context, (pages + 1) * SEGMENT - 1)
+    context = min(config.kv.context, longest_stream(pages, codec.lead_pages))
     return replace(config, kv=replace(config.kv, context=context)), pages, tails

@@ -12,6 +12,7 @@ import struct
 import msgspec
 
 from pitstop.config import EngineConfig
+from pitstop.kv.capacity import Capacity
 from pitstop.types import Output, Request
 
 MAX_MESSAGE = 256 << 20
@@ -38,7 +39,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
     incarnation: int
     context: int  # longest prompt + answer, tokens
-    kv_tokens: int  # tokens that the page pool holds
+    capacity: Capacity
     vocab_size: int
     notes: list[str] = []  # lines for the operator: backend, codec, sizes; a loud one when the native kernels are missing
 

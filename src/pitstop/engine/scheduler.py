@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
 from pitstop.kv.cache import Holding, KVCache
-from pitstop.types import SEGMENT, FinishReason, Logprob, Output, Request, Span, StepPlan, StepResult
+from pitstop.types import FinishReason, Logprob, Output, Request, Span, StepPlan, StepResult
 
 
 @dataclass(eq=False, slots=True)
@@ -185,8 +185,7 @@ class Scheduler:
                 return
             sequence.holding = holding
             count = min(sequence.pending, budget)
-            fits = len(sequence.known) // SEGMENT - len(holding.pages) <= self.cache.available_pages()
-            if not fits or self.cache.reserve(holding, count) is None:
+            if not self.cache.fits(holding, len(sequence.known)) or self.cache.reserve(holding, count) is None:
                 self.cache.abandon(holding)
                 sequence.holding = None
                 return  # who comes later must not overtake
@@ -204,7 +203,7 @@ class Scheduler:
     def _span(self, sequence: Sequence, count: int) -> Span:
         """The span of the tokens just reserved."""
         holding = sequence.holding
-        pages = holding.pages + [piece.seal for piece in holding.pending if piece.seal >= 0]
+        pages = holding.pages + [page for piece in holding.pending for page in piece.pages]
         if sequence.scores_prompt:
             want = "all"
         else:

@@ -38,7 +38,7 @@ def main(sock: socket.socket) -> int:
         message = str(error) if isinstance(error, PitstopError) else f"{type(error).__name__}: {error}"
         send(sock, Failed(start.incarnation, message))
         return 1
-    send(sock, Ready(start.incarnation, engine.context, engine.kv_tokens, engine.vocab_size, engine.notes()))
+    send(sock, Ready(start.incarnation, engine.context, engine.capacity, engine.vocab_size, engine.notes()))
     return _serve(sock, engine, start.incarnation)
 
 

@@ -1,1 +1,1 @@
-"""The KV cache: slots, prefix index, page store. `cache.py` is the owner and audits itself; only `store.py` and `view.py` touch torch."""
+"""The KV cache: slots, prefix index, page store, arithmetic. `cache.py` owns and audits itself; only `store.py` and `view.py` use torch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pitstop.kv.capacity import stream_pages
 from pitstop.kv.prefix import Node, PrefixIndex
 from pitstop.kv.slots import Slots
 from pitstop.types import SEGMENT, Piece
@@ -12,11 +13,11 @@ from pitstop.types import SEGMENT, Piece
 
 @dataclass(eq=False, slots=True)
 class Holding:
-    """What one request holds: its first `length` tokens are in `pages` and, past the last whole segment, in `tail` (-1: none)."""
+    """What one request holds: its first `length` tokens are in `pages` (lead pages first) and, past the last whole segment, in `tail`."""
 
     node: Node
     pages: list[int] = field(default_factory=list)
-    tail: int = -1
+    tail: int = -1  # -1: none
     length: int = 0
     marks: set[int] = field(default_factory=set)  # positions whose 16-bit tail is worth keeping: prompt end, branch points
     pending: list[Piece] = field(default_factory=list)  # reserved for the step in progress
@@ -27,14 +28,15 @@ class KVCache:
     """Pages for sealed segments, tail slots for open ones, and the prefix index over both.
 
     A request's life: `open` (prefix lookup) → (`reserve` → the step runs → `commit`)* → `close`. Copies that lookups ask for gather in
-    `copies` and must run before the next step's first append.
+    `copies` and must run before the next step's first append. `lead_pages` is the codec's.
     """
 
-    def __init__(self, pages: int, tails: int, *, prefix: bool = True, cached_tails: int = 0) -> None:
+    def __init__(self, pages: int, tails: int, *, lead_pages: int = 0, prefix: bool = True, cached_tails: int = 0) -> None:
         self.pages = Slots(pages)
         self.tails = Slots(tails)
         self.index = PrefixIndex(self.pages, self.tails, cached_tails if prefix else 0)
         self.copies: list[tuple[int, int]] = []
+        self._lead_pages = lead_pages
         self._prefix = prefix
         self._holdings: set[Holding] = set()
 
@@ -46,9 +48,9 @@ class KVCache:
         holding = Holding(self.index.root, marks={prompt})
         if reuse and self._prefix:
             limit = len(tokens) - 1
-            holding.node, holding.pages = self.index.walk(tokens, limit)
-            base = len(holding.pages) * SEGMENT
-            rest = tuple(tokens[base : min(base + SEGMENT, limit)])
+            holding.node, holding.pages, base = self.index.walk(tokens, limit)
+            # Never a whole segment: what fills it must be computed, so that it is sealed. (A tail may outlive the page of its segment.)
+            rest = tuple(tokens[base : min(base + SEGMENT - 1, limit)])
             source, shared = self.index.tail(holding.node, rest)
             branch = self.index.branch(holding.node, rest)
             if branch > shared:
@@ -86,15 +88,15 @@ class KVCache:
             start = holding.length + done
             rows = min(count - done, SEGMENT - start % SEGMENT)
             tail = holding.tail if not pieces and holding.tail >= 0 else self._take_tail()
-            seal = -1
+            pages: tuple[int, ...] | None = ()
             if tail is not None and (start + rows) % SEGMENT == 0:
-                seal = self._take_page()
-            if tail is None or seal is None:
+                pages = self._take_pages(1 if start >= SEGMENT else 1 + self._lead_pages)
+            if tail is None or pages is None:
                 if tail is not None and tail != holding.tail:
                     self.tails.drop(tail)
                 self._undo(holding, pieces)
                 return None
-            pieces.append(Piece(done, rows, start, tail, seal))
+            pieces.append(Piece(done, rows, start, tail, pages))
             done += rows
         holding.pending = pieces
         return pieces
@@ -108,8 +110,8 @@ class KVCache:
             holding.length, holding.tail = end, piece.tail
             if any(piece.start < mark <= end for mark in holding.marks):
                 self._keep_tail(holding, segment)
-            if piece.seal >= 0:
-                self._seal(holding, segment, piece.seal)
+            if piece.pages:
+                self._seal(holding, segment, piece.pages)
         holding.pending = []
 
     def close(self, holding: Holding, tokens: list[int]) -> None:
@@ -117,24 +119,25 @@ class KVCache:
         self._undo(holding, holding.pending)
         holding.pending = []
         if holding.tail >= 0:
-            self._keep_tail(holding, tuple(tokens[len(holding.pages) * SEGMENT : holding.length]))
+            self._keep_tail(holding, tuple(tokens[holding.length - holding.length % SEGMENT : holding.length]))
             self.tails.drop(holding.tail)
         for page in holding.pages:
             self.pages.drop(page)
         self._holdings.remove(holding)
 
-    def available_pages(self) -> int:
-        """Pages that are free or that eviction could free."""
-        return self.pages.free + self.pages.cached
+    def fits(self, holding: Holding, tokens: int) -> bool:
+        """Whether free pages, and those that eviction could free, suffice for the holding to grow to `tokens`."""
+        return stream_pages(tokens, self._lead_pages) - len(holding.pages) <= self.pages.free + self.pages.cached
 
     def check(self) -> None:
         """Raise AssertionError unless every slot's references are those of the holdings and the index: nothing lost, nothing held twice."""
         pages, tails = (Counter(slots) for slots in self.index.listed())
         for holding in self._holdings:
             pages.update(holding.pages)
+            assert len(holding.pages) == (due := stream_pages(holding.length, self._lead_pages)), f"{len(holding.pages)} pages, not {due}"
             own = {holding.tail} | {piece.tail for piece in holding.pending}
             tails.update(own - {-1})
-            pages.update(piece.seal for piece in holding.pending if piece.seal >= 0)
+            pages.update(page for piece in holding.pending for page in piece.pages)
         for slots, held in ((self.pages, pages), (self.tails, tails)):
             wrong = [slot for slot in range(slots.total) if slots.references(slot) != held[slot]]
             assert not wrong, f"slots {wrong} have {[slots.references(s) for s in wrong]} references, held {[held[s] for s in wrong]}"
@@ -142,15 +145,17 @@ class KVCache:
             assert slots.cached == cached, f"{slots.cached} slots are said to be cached, {cached} are"
             assert slots.free + len(held) == slots.total, "free + cached + in use is not the total"
 
-    def _seal(self, holding: Holding, segment: tuple[int, ...], page: int) -> None:
-        """The segment is full: its page joins the request's, its tail slot is let go."""
+    def _seal(self, holding: Holding, segment: tuple[int, ...], pages: tuple[int, ...]) -> None:
+        """The segment is full: its pages join the request's, its tail slot is let go."""
         if self._prefix:
-            holding.node = self.index.insert(holding.node, segment, page)
-            if holding.node.page != page:  # an equal segment is sealed already, with equal bits: one page is enough
-                self.pages.drop(page)
-                page = holding.node.page
-                self.pages.share(page)
-        holding.pages.append(page)
+            holding.node = self.index.insert(holding.node, segment, pages)
+            if holding.node.pages != pages:  # an equal segment is sealed already, with equal bits: one copy is enough
+                for page in pages:
+                    self.pages.drop(page)
+                pages = holding.node.pages
+                for page in pages:
+                    self.pages.share(page)
+        holding.pages += pages
         self.tails.drop(holding.tail)
         holding.tail = -1
 
@@ -163,8 +168,8 @@ class KVCache:
         for piece in pieces:
             if piece.tail != holding.tail:
                 self.tails.drop(piece.tail)
-            if piece.seal >= 0:
-                self.pages.drop(piece.seal)
+            for page in piece.pages:
+                self.pages.drop(page)
 
     def _take_tail(self) -> int | None:
         slot = self.tails.take()
@@ -172,8 +177,9 @@ class KVCache:
             slot = self.tails.take()
         return slot
 
-    def _take_page(self) -> int | None:
-        page = self.pages.take()
-        while page is None and self.index.evict_page():
-            page = self.pages.take()
-        return page
+    def _take_pages(self, count: int) -> tuple[int, ...] | None:
+        """All of them, or None and nothing taken."""
+        while self.pages.free < count:
+            if not self.index.evict_segment():
+                return None
+        return tuple(self.pages.take() for _ in range(count))

@@ -1,8 +1,9 @@
 """The prefix index: which token sequences have their KV cached, as a tree of 128-token segments.
 
-A node is a sealed segment (one page) that follows its parent's. Beside its child segments a node keeps tails: open or just filled segments
-still in 16 bits. A request walks down as far as whole segments match, then copies the tail that shares most of its next tokens: its own
-segment must be seen in 16 bits (sealed once, DESIGN contract 4), so a sealed page cannot serve for a part of a segment.
+A node is a sealed segment that follows its parent's: its page, and for a stream's first one the codec's lead pages too. Beside its child
+segments a node keeps tails: open or just filled segments still in 16 bits. A request walks down as far as whole segments match, then
+copies the tail that shares most of its next tokens: its own segment must be seen in 16 bits (sealed once, DESIGN contract 4), so a sealed
+page cannot serve for a part of a segment.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class Neighbours(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A sealed segment. The root has neither page nor parent."""
+    """A sealed segment. The root has neither pages nor parent. Whoever holds one of the pages holds them all."""
 
     parent: Node | None
     tokens: Tokens
-    page: int
+    pages: tuple[int, ...]
     children: Neighbours[Node] = field(default_factory=Neighbours)
     tails: Neighbours[Tail] = field(default_factory=Neighbours)
 
@@ -81,24 +82,25 @@ class PrefixIndex:
     """Holds one reference on each page and tail it lists. Least recently used go first, leaves before their parents, tails before pages."""
 
     def __init__(self, pages: Slots, tails: Slots, max_tails: int) -> None:
-        self.root = Node(None, (), -1)
+        self.root = Node(None, (), ())
         self._pages = pages
         self._tail_slots = tails
         self._max_tails = max_tails
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._tails: OrderedDict[int, Tail] = OrderedDict()  # by slot
 
-    def walk(self, tokens: list[int], limit: int) -> tuple[Node, list[int]]:
-        """Down the whole segments of tokens[:limit]: the last node, and the pages on the way."""
-        node, path = self.root, []
-        while (len(path) + 1) * SEGMENT <= limit:
-            child = node.children.get(tuple(tokens[len(path) * SEGMENT : (len(path) + 1) * SEGMENT]))
+    def walk(self, tokens: list[int], limit: int) -> tuple[Node, list[int], int]:
+        """Down the whole segments of tokens[:limit]: the last node, the pages on the way, and how many tokens they hold."""
+        node, pages, length = self.root, [], 0
+        while length + SEGMENT <= limit:
+            child = node.children.get(tuple(tokens[length : length + SEGMENT]))
             if child is None:
                 break
             node = child
-            path.append(node.page)
+            pages += node.pages
+            length += SEGMENT
         self._touch(node)
-        return node, path
+        return node, pages, length
 
     def tail(self, node: Node, rest: Tokens) -> tuple[int, int]:
         """(slot, tokens shared) of the best tail after `node` for the following tokens `rest`; (-1, 0) when none shares a token."""
@@ -112,13 +114,14 @@ class PrefixIndex:
         """How many tokens of `rest` a sealed segment after `node` shares: where a new branch leaves the known tree."""
         return node.children.nearest(rest)[1]
 
-    def insert(self, node: Node, tokens: Tokens, page: int) -> Node:
-        """The child of `node` for a full segment; a new one takes its own reference on `page`."""
+    def insert(self, node: Node, tokens: Tokens, pages: tuple[int, ...]) -> Node:
+        """The child of `node` for a full segment; a new one takes its own references on `pages`."""
         child = node.children.get(tokens)
         if child is None:
-            child = Node(node, tokens, page)
+            child = Node(node, tokens, pages)
             node.children.put(tokens, child)
-            self._pages.list(page)
+            for page in pages:
+                self._pages.list(page)
             self._nodes[child] = None
         self._touch(child)
         return child
@@ -149,10 +152,10 @@ class PrefixIndex:
                 return True
         return False
 
-    def evict_page(self) -> bool:
-        """Free the least recently used page that nobody else holds and that no other cached segment follows; False when there is none."""
+    def evict_segment(self) -> bool:
+        """Free the least recently used segment that nobody else holds and that no other cached one follows; False when there is none."""
         for node in self._nodes:
-            if self._pages.is_cached(node.page) and not len(node.children):
+            if not len(node.children) and all(self._pages.is_cached(page) for page in node.pages):
                 for tail in node.tails.values():
                     self._forget_tail(tail)
                 self._forget_node(node)
@@ -161,7 +164,7 @@ class PrefixIndex:
 
     def listed(self) -> tuple[list[int], list[int]]:
         """(pages, tail slots) that the index holds references on."""
-        return [node.page for node in self._nodes], list(self._tails)
+        return [page for node in self._nodes for page in node.pages], list(self._tails)
 
     def _touch(self, node: Node) -> None:
         """Mark the path to `node` as used now, leaves before parents, so that leaves go first."""
@@ -177,4 +180,5 @@ class PrefixIndex:
     def _forget_node(self, node: Node) -> None:
         node.parent.children.remove(node.tokens)
         del self._nodes[node]
-        self._pages.unlist(node.page)
+        for page in node.pages:
+            self._pages.unlist(page)

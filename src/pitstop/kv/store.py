@@ -7,16 +7,6 @@ import torch
 from pitstop.types import SEGMENT, Codec, KVShape
 
 
-def tail_bytes(codec: Codec, shape: KVShape) -> int:
-    """Bytes of one tail slot over all layers."""
-    return shape.layers * shape.kv_heads * 2 * SEGMENT * shape.head_dim * codec.tail_dtype.itemsize
-
-
-def pages_within(memory: int, tails: int, codec: Codec, shape: KVShape) -> int:
-    """How many pages fit into `memory` bytes beside `tails` tail slots; may be 0 or less."""
-    return (memory - tails * tail_bytes(codec, shape)) // (shape.layers * codec.page_bytes(shape))
-
-
 class KVStore:
     """pages: [layers, pages, page_bytes] uint8; tails: [layers, slots, kv_heads, 2, 128 * head_dim] of the codec's tail dtype."""
 

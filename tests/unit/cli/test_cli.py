@@ -18,6 +18,7 @@ from pitstop.cli.serve import announcement
 from pitstop.config import EngineConfig, KVConfig, PoolConfig, ServerConfig
 from pitstop.engine.protocol import Ready
 from pitstop.errors import ConfigError
+from pitstop.kv.capacity import Capacity
 
 VERBS = [["serve"], ["generate"], ["chat"], ["models"], ["models", "list"], ["models", "pull"], ["doctor"]]
 
@@ -159,12 +160,12 @@ def test_interrupt(toy: Path, served: list[tuple], capsys: pytest.CaptureFixture
 
 
 def test_announcement() -> None:
-    facts = Ready(1, context=8192, kv_tokens=100_000, vocab_size=9, notes=["backend cpu"])
+    facts = Ready(1, context=8192, capacity=Capacity(100_000, 8192, 1.0), vocab_size=9, notes=["backend cpu"])
     text = announcement(ServerConfig(model_name="m", host="0.0.0.0", port=9000), facts)
     assert text.splitlines()[:3] == [
         "backend cpu",
         "Serving m on http://127.0.0.1:9000/v1",
-        "Context 8,192 tokens; the KV cache holds 100,000 tokens, all requests together",
+        "Context 8,192 tokens",
     ]
     assert "curl http://127.0.0.1:9000/v1/chat/completions " in text
     assert "Authorization" not in text

@@ -10,15 +10,16 @@ from fake_runner import FakeRunner
 from pitstop.engine.scheduler import Scheduler
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
 from pitstop.kv.cache import KVCache
+from pitstop.kv.capacity import longest_stream
 from pitstop.types import Output, Request, SamplingParams
 
 VOCAB = 1000
 
 
-def make(pages=32, tails=16, *, cached_tails=4, prefix=True, **options) -> tuple[Scheduler, FakeRunner]:
-    options.setdefault("context", pages * 128)
-    cache = KVCache(pages, tails, prefix=prefix, cached_tails=cached_tails)
-    return Scheduler(cache, vocab_size=VOCAB, **options), FakeRunner(VOCAB)
+def make(pages=32, tails=16, *, lead_pages=0, cached_tails=4, prefix=True, **options) -> tuple[Scheduler, FakeRunner]:
+    options.setdefault("context", longest_stream(pages, lead_pages))
+    cache = KVCache(pages, tails, lead_pages=lead_pages, prefix=prefix, cached_tails=cached_tails)
+    return Scheduler(cache, vocab_size=VOCAB, **options), FakeRunner(VOCAB, lead_pages)
 
 
 def request(name: str, prompt: list[int], max_tokens: int = 8, **fields) -> Request:
@@ -61,8 +62,9 @@ def words(seed: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 255, 256, 300])
 @pytest.mark.parametrize("chunk", [16, 128, 512])
-def test_answer_does_not_depend_on_chunking(length: int, chunk: int) -> None:
-    scheduler, runner = make(prefill_chunk=chunk)
+@pytest.mark.parametrize("lead_pages", [0, 1])
+def test_answer_does_not_depend_on_chunking(length: int, chunk: int, lead_pages: int) -> None:
+    scheduler, runner = make(prefill_chunk=chunk, lead_pages=lead_pages)
     prompt = words(1, length)
     scheduler.submit(request("a", prompt, 150))
     outputs = finish(scheduler, runner)["a"]
@@ -71,13 +73,14 @@ def test_answer_does_not_depend_on_chunking(length: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_workloads_lose_nothing(seed: int) -> None:
+@pytest.mark.parametrize("lead_pages", [0, 1])
+def test_random_workloads_lose_nothing(seed: int, lead_pages: int) -> None:
     """Shared prefixes, little memory, cancels, priorities: every answer is right, every request ends once, every slot comes back."""
     rng = random.Random(seed)
     pages = rng.choice([4, 6, 12])
     scheduler, runner = make(
         pages, tails=rng.choice([8, 12]), cached_tails=rng.choice([0, 2, 5]), prefix=rng.random() < 0.8,
-        prefill_chunk=rng.choice([16, 100, 400]), max_running=rng.choice([1, 3, 4]),
+        prefill_chunk=rng.choice([16, 100, 400]), max_running=rng.choice([1, 3, 4]), lead_pages=lead_pages,
     )  # fmt: skip
     trunks = [words(seed * 10 + i, 300) for i in range(3)]
     ended: dict[str, list[Output]] = {}
@@ -110,8 +113,9 @@ def test_random_workloads_lose_nothing(seed: int) -> None:
     assert cache.tails.free + cache.tails.cached == cache.tails.total
 
 
-def test_little_memory_preempts_and_answers_stay_right() -> None:
-    scheduler, runner = make(pages=4, tails=8, max_running=4)
+@pytest.mark.parametrize("lead_pages", [0, 1])
+def test_little_memory_preempts_and_answers_stay_right(lead_pages: int) -> None:
+    scheduler, runner = make(pages=4, tails=8, max_running=4, lead_pages=lead_pages)
     prompts = {f"r{i}": words(i, 100 + i) for i in range(4)}
     for name, prompt in prompts.items():
         scheduler.submit(request(name, prompt, 200))
@@ -121,9 +125,10 @@ def test_little_memory_preempts_and_answers_stay_right() -> None:
         assert tokens(outputs[name]) == expected(prompt, 200)
 
 
-def test_prefix_is_reused() -> None:
+@pytest.mark.parametrize("lead_pages", [0, 1])
+def test_prefix_is_reused(lead_pages: int) -> None:
     """A repeated prompt recomputes one token; one that continues it, its own tokens; a branch, at most the rest of a segment."""
-    scheduler, runner = make()
+    scheduler, runner = make(lead_pages=lead_pages)
     prompt = words(3, 300)
     scheduler.submit(request("cold", prompt, 1))
     assert finish(scheduler, runner)["cold"][-1].cached_tokens == 0

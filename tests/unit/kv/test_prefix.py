@@ -34,7 +34,7 @@ def index_of(pages: int, tails: int, max_tails: int = 8) -> PrefixIndex:
 def put(index: PrefixIndex, node, first: int):
     """A segment that nobody but the index holds."""
     page = index._pages.take()
-    child = index.insert(node, (first,) * 128, page)
+    child = index.insert(node, (first,) * 128, (page,))
     index._pages.drop(page)
     return child
 
@@ -48,20 +48,32 @@ def test_pages_go_leaf_first_and_oldest_first() -> None:
     order = []
     for _ in range(3):
         before = set(index.listed()[0])
-        assert index.evict_page()
+        assert index.evict_segment()
         order += before - set(index.listed()[0])
-    assert order == [c.page, ab.page, a.page]
-    assert not index.evict_page()
+    assert order == [*c.pages, *ab.pages, *a.pages]
+    assert not index.evict_segment()
 
 
 def test_a_page_in_use_stays() -> None:
     index = index_of(2, 0)
     page = index._pages.take()
-    index.insert(index.root, (1,) * 128, page)
-    assert not index.evict_page()
+    index.insert(index.root, (1,) * 128, (page,))
+    assert not index.evict_segment()
     index._pages.drop(page)
     assert index._pages.cached == 1
-    assert index.evict_page()
+    assert index.evict_segment()
+    assert index._pages.free == 2
+
+
+def test_a_segment_of_two_pages_goes_as_one() -> None:
+    index = index_of(2, 0)
+    pages = (index._pages.take(), index._pages.take())
+    index.insert(index.root, (1,) * 128, pages)
+    assert index.walk([1] * 129, 128)[1:] == (list(pages), 128)
+    index._pages.drop(pages[0])
+    assert not index.evict_segment()
+    index._pages.drop(pages[1])
+    assert index.evict_segment()
     assert index._pages.free == 2
 
 

@@ -1,0 +1,83 @@
+"""How much fits: one arithmetic of pages, tails and bytes for the pool's size, the start line, /metrics and `kv-report`. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pitstop.types import SEGMENT, Codec, KVShape
+
+
+def stream_pages(tokens: int, lead_pages: int) -> int:
+    """Pages that a stream of so many tokens holds: one for each whole segment, and the lead pages with the first."""
+    segments = tokens // SEGMENT
+    return segments + lead_pages if segments else 0
+
+
+def longest_stream(pages: int, lead_pages: int) -> int:
+    """Tokens that a single stream can have with so many pages; the last, open segment needs none."""
+    return (max(pages - lead_pages, 0) + 1) * SEGMENT - 1
+
+
+def reserved_tails(max_running: int, prefill_chunk: int, cached_tails: int) -> int:
+    """Tail slots of a pool: one per running request, those that a step's prefill fills, one to copy into, and the prefix index's own."""
+    return max_running + prefill_chunk // SEGMENT + 2 + cached_tails
+
+
+def values_per_token(shape: KVShape) -> int:
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim
+
+
+def page_bytes(codec: Codec, shape: KVShape) -> int:
+    """Bytes of one page over all layers."""
+    return shape.layers * codec.page_bytes(shape)
+
+
+def tail_bytes(codec: Codec, shape: KVShape) -> int:
+    """Bytes of one tail slot over all layers."""
+    return SEGMENT * values_per_token(shape) * codec.tail_dtype.itemsize
+
+
+def pages_within(memory: int, tails: int, codec: Codec, shape: KVShape) -> int:
+    """How many pages fit into `memory` bytes beside `tails` tail slots; may be 0 or less."""
+    return (memory - tails * tail_bytes(codec, shape)) // page_bytes(codec, shape)
+
+
+def bits_per_value(codec: Codec, shape: KVShape, length: int, streams: int = 1, tails: int = 0) -> float:
+    """Allocated bits (codes, scales, zeros, padding, lead pages, tails) for each value of `streams` streams of `length` tokens.
+
+    The mean over the lengths length … length + 127, so that no phase of the open segment is favoured. tails: slots reserved for all the
+    streams together; 0: one each.
+    """
+    total = 0.0
+    for tokens in range(length, length + SEGMENT):
+        pages = streams * stream_pages(tokens, codec.lead_pages)
+        size = pages * page_bytes(codec, shape) + (tails or streams) * tail_bytes(codec, shape)
+        total += 8 * size / (streams * tokens * values_per_token(shape))
+    return total / SEGMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a pool holds in sealed segments of streams of `length` tokens: `tokens` in all, `ratio` times as many as in 16 bits."""
+
+    tokens: int
+    length: int
+    ratio: float
+
+    def __str__(self) -> str:
+        held = f"{self.tokens:,} tokens in streams of {self.length:,}"
+        if self.ratio == 1:
+            return held
+        return f"{held}, {self.ratio:.2f} times those of 16 bits" if math.isfinite(self.ratio) else f"{held}, where 16 bits would hold none"
+
+
+def capacity(memory: int, tails: int, codec: Codec, shape: KVShape, length: int) -> Capacity:
+    """Of a pool of `memory` bytes with `tails` reserved slots. A sealed segment of 16 bits is as large as a tail of 16 bits.
+
+    `length` is rounded down to whole segments, one at least; a part of a stream counts as that part.
+    """
+    length = max(length // SEGMENT, 1) * SEGMENT
+    tokens = pages_within(memory, tails, codec, shape) * length // stream_pages(length, codec.lead_pages)
+    raw = (memory // (2 * SEGMENT * values_per_token(shape)) - tails) * SEGMENT
+    return Capacity(tokens, length, tokens / raw if raw > 0 else math.inf)

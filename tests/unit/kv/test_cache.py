@@ -1,0 +1,185 @@
+"""The cache's bookkeeping under any order of calls, with and without lead pages: audited after each, every page holds what it should."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pitstop.kv.cache import Holding, KVCache
+from pitstop.kv.capacity import stream_pages
+from pitstop.kv.prefix import PrefixIndex
+
+Stream = tuple[Holding, list[int]]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Streams over two kinds of segments, so that equal ones are common. `written` is what a sealed page holds: (lead or own, tokens)."""
+
+    make = KVCache
+
+    @initialize(
+        pages=st.integers(2, 9),
+        tails=st.integers(3, 8),
+        lead_pages=st.integers(0, 1),
+        kept=st.integers(0, 3),
+        prefix=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, pages: int, tails: int, lead_pages: int, kept: int, prefix: bool) -> None:
+        self.cache = self.make(pages, tails, lead_pages=lead_pages, prefix=prefix, cached_tails=kept)
+        self.lead_pages = lead_pages
+        self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
+        self.open: list[Stream] = []
+
+    @precondition(lambda self: len(self.open) < 3)
+    @rule(kinds=st.lists(st.integers(0, 1), min_size=2, max_size=4), cut=st.integers(1, 128), give_up=st.integers(0, 4))
+    def open_one(self, kinds: list[int], cut: int, give_up: int) -> None:
+        tokens = [token for kind in kinds for token in range(kind * 100 + 20, kind * 100 + 148)][: (len(kinds) - 1) * 128 + cut]
+        holding = self.cache.open(tokens, len(tokens))
+        if holding is None:
+            return
+        if give_up == 4:
+            self.cache.abandon(holding)
+            return
+        self.cache.copies.clear()
+        self.open.append((holding, tokens))
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2), count=st.sampled_from([1, 60, 128, 300]), cancel=st.integers(0, 4))
+    def advance(self, which: int, count: int, cancel: int) -> None:
+        """A step, or (one in five) one that is cut off between reserve and commit."""
+        holding, tokens = stream = self.open[which % len(self.open)]
+        count = min(count, len(tokens) - holding.length)
+        if count < 1 or (pieces := self.cache.reserve(holding, count)) is None:
+            return
+        self.cache.check()
+        if cancel == 4:
+            self.close(stream)
+            return
+        for piece in pieces:
+            base = piece.start - piece.start % 128
+            assert len(piece.pages) == (0 if (piece.start + piece.count) % 128 else 1 if base else 1 + self.lead_pages)
+            for page in piece.pages:
+                self.written[page] = (page != piece.seal, tuple(tokens[base : base + 128]))
+        self.cache.commit(holding, tokens)
+
+    @precondition(lambda self: not self.open)
+    @rule(kind=st.integers(0, 1))
+    def twins(self, kind: int) -> None:
+        """Two that compute the same segment side by side: the second one's pages are let go."""
+        for _ in range(2):
+            self.open_one([kind, kind], 10, 0)
+        for which in range(len(self.open)):
+            self.advance(which, 128, 0)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2))
+    def end(self, which: int) -> None:
+        self.close(self.open[which % len(self.open)])
+
+    def close(self, stream: Stream) -> None:
+        self.cache.close(*stream)
+        self.open.remove(stream)
+
+    @invariant()
+    def every_page_is_right(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        for holding, tokens in self.open:
+            lead = self.lead_pages if holding.pages else 0
+            expected = [(i < lead, max(i - lead, 0) * 128) for i in range(stream_pages(holding.length, self.lead_pages))]
+            assert [self.written[page] for page in holding.pages] == [(is_lead, tuple(tokens[at : at + 128])) for is_lead, at in expected]
+
+    def teardown(self) -> None:
+        for stream in list(getattr(self, "open", [])):
+            self.close(stream)
+            self.cache.check()
+        if hasattr(self, "cache"):
+            while self.cache.index.evict_tail() or self.cache.index.evict_segment():
+                self.cache.check()
+            assert (self.cache.pages.free, self.cache.tails.free) == (self.cache.pages.total, self.cache.tails.total)
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+class LeadLost(KVCache):
+    """Forgets the lead page when a step is undone."""
+
+    def _undo(self, holding, pieces):
+        super()._undo(holding, [piece._replace(pages=piece.pages[-1:]) for piece in pieces])
+
+
+class LeadKeptTwice(KVCache):
+    """Lets only the own page go when an equal segment is there."""
+
+    def _seal(self, holding, segment, pages):
+        if self._prefix and (known := holding.node.children.get(segment)) and len(pages) > 1:
+            self.pages.share(pages[0])
+            assert known
+        super()._seal(holding, segment, pages)
+
+
+class LeadNotShared(KVCache):
+    """A prefix hit takes references on own pages only."""
+
+    def open(self, tokens, prompt, *, reuse=True):
+        holding = super().open(tokens, prompt, reuse=reuse)
+        if holding is not None and self._lead_pages and holding.pages:
+            self.pages.drop(holding.pages[0])
+        return holding
+
+
+class HalfEvictingIndex(PrefixIndex):
+    def _forget_node(self, node):
+        node.pages = node.pages[-1:]
+        super()._forget_node(node)
+
+
+class HalfEvicted(KVCache):
+    """Eviction frees the own page only."""
+
+    def __init__(self, pages, tails, **options):
+        super().__init__(pages, tails, **options)
+        self.index = HalfEvictingIndex(self.pages, self.tails, options["cached_tails"])
+
+
+class OnePageShort(KVCache):
+    """Takes one page for the first segment, too."""
+
+    def _take_pages(self, count):
+        return super()._take_pages(1)
+
+
+@pytest.mark.parametrize("fault", [LeadLost, LeadKeptTwice, LeadNotShared, HalfEvicted, OnePageShort])
+def test_a_planted_fault_is_seen(fault: type[KVCache]) -> None:
+    machine = type("Planted", (CacheMachine,), {"make": fault}).TestCase
+    machine.settings = settings(TestCache.settings, phases=[Phase.generate], database=None, derandomize=True)
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        machine("runTest").runTest()
+
+
+def test_both_pages_or_none() -> None:
+    cache = KVCache(3, 4, lead_pages=1, prefix=False)
+    first, second = (cache.open([i] * 300, 300) for i in range(2))
+    assert [len(piece.pages) for piece in cache.reserve(first, 130)] == [2, 0]
+    assert cache.reserve(second, 128) is None
+    assert cache.pages.free == 1
+    cache.check()
+    assert cache.fits(second, 127)
+    assert not cache.fits(second, 128)
+
+
+def test_a_tail_that_outlives_the_page_of_its_segment_serves_all_but_the_last_token() -> None:
+    """The segment must be filled again, so that it is sealed again."""
+    cache = KVCache(2, 4, cached_tails=4)
+    tokens = list(range(128))
+    cache.reserve(holding := cache.open(tokens, 128), 128)
+    cache.commit(holding, tokens)
+    cache.close(holding, tokens)
+    assert cache.index.evict_segment()
+    assert cache.open(tokens * 2, 256).length == 127
+    cache.check()
