@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent / ".peers"
 PYTHON = ROOT / "env" / "bin" / "python"
 TOOLS = ROOT / "build" / "bin"
-TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-completion")
+TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-completion", "llama-perplexity")
 CONSTRAINTS = HERE / "peers-constraints.txt"
 OFF = (
     "BUILD_SHARED_LIBS",

@@ -29,7 +29,7 @@ from pitstop.config import usable_cores
 from pitstop.engine.runner import Runner
 from pitstop.models.weights.fetch import pull
 from pitstop.stats import changed_top, kl_divergence, log_softmax, percentile, perplexity
-from pitstop.types import Request
+from pitstop.types import Request, StepPlan
 
 SERVED = "raw16"
 SPEEDS = ("decode_1", "prefill_512")
@@ -63,13 +63,14 @@ class Comparison:
         }
 
 
-def all_logits(llm: LLM, prompt: list[int]) -> np.ndarray:
-    """Pitstop's logits at every position, [len(prompt), vocab] fp32, computed in chunks as the server does."""
+def all_logits(llm: LLM, prompt: list[int], first: int = 0) -> np.ndarray:
+    """Pitstop's logits at every position from `first` on, [len(prompt) - first, vocab] fp32, computed in chunks as the server does."""
     chunks, original = [], Runner.logits
 
-    def keep(*arguments) -> np.ndarray:
-        chunks.append(original(*arguments).copy())
-        return chunks[-1]
+    def keep(runner: Runner, plan: StepPlan) -> np.ndarray:
+        logits = original(runner, plan)
+        chunks.append(logits[max(first - plan.spans[0].start, 0) :].copy())
+        return logits
 
     with mock.patch.object(Runner, "logits", keep):
         llm.engine.submit(Request(id="score", prompt=prompt, params=SamplingParams(max_tokens=0, prompt_logprobs=0)))
