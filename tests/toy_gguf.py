@@ -21,20 +21,20 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_toy_gguf(path: Path, kind: str = "F32", seed: int = 0, context: int = 1024, tied: bool = True) -> Path:
+def write_toy_gguf(path: Path, kind: str = "F32", seed: int = 0, context: int = 1024, tied: bool = True, head_dim: int = HEAD_DIM) -> Path:
     """Write the model to `path` and return it. `kind` is the matrices' type: F32, F16, BF16, Q8_0, Q4_0 or Q4_1; norms are F32.
 
-    Two layers, width 64, 4 heads on 2 key-value heads of 16, ffn 96, a vocabulary of 3 control tokens and the 256 bytes.
+    Two layers, width 64, 4 heads on 2 key-value heads of 16 or `head_dim`, ffn 96, a vocabulary of 3 control tokens and the 256 bytes.
     """
     writer = GGUFWriter(path, "llama")
-    add_keys(writer, context)
-    for name, values in tensors(seed, tied):
+    add_keys(writer, context, head_dim)
+    for name, values in tensors(seed, tied, head_dim):
         add_tensor(writer, name, values, kind if values.ndim == 2 else "F32")
     finish(writer)
     return path
 
 
-def add_keys(writer: GGUFWriter, context: int = 1024) -> None:
+def add_keys(writer: GGUFWriter, context: int = 1024, head_dim: int = HEAD_DIM) -> None:
     """Every key that the model needs."""
     writer.add_name("toy")
     writer.add_block_count(LAYERS)
@@ -46,7 +46,9 @@ def add_keys(writer: GGUFWriter, context: int = 1024) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCAB_SIZE)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list([*CONTROL, *byte_alphabet()])
@@ -58,7 +60,7 @@ def add_keys(writer: GGUFWriter, context: int = 1024) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def tensors(seed: int = 0, tied: bool = True) -> Iterator[tuple[str, np.ndarray]]:
+def tensors(seed: int = 0, tied: bool = True, head_dim: int = HEAD_DIM) -> Iterator[tuple[str, np.ndarray]]:
     """Names and fp32 values, matrices [out, in]. Scaled so that activations keep their size and logits differ clearly."""
     rng = np.random.default_rng(seed)
 
@@ -72,10 +74,10 @@ def tensors(seed: int = 0, tied: bool = True) -> Iterator[tuple[str, np.ndarray]
     for layer in range(LAYERS):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm()
-        yield block + "attn_q.weight", matrix(HEADS * HEAD_DIM, WIDTH)
-        yield block + "attn_k.weight", matrix(KV_HEADS * HEAD_DIM, WIDTH)
-        yield block + "attn_v.weight", matrix(KV_HEADS * HEAD_DIM, WIDTH)
-        yield block + "attn_output.weight", matrix(WIDTH, HEADS * HEAD_DIM)
+        yield block + "attn_q.weight", matrix(HEADS * head_dim, WIDTH)
+        yield block + "attn_k.weight", matrix(KV_HEADS * head_dim, WIDTH)
+        yield block + "attn_v.weight", matrix(KV_HEADS * head_dim, WIDTH)
+        yield block + "attn_output.weight", matrix(WIDTH, HEADS * head_dim)
         yield block + "ffn_norm.weight", norm()
         yield block + "ffn_gate.weight", matrix(FFN, WIDTH)
         yield block + "ffn_up.weight", matrix(FFN, WIDTH)

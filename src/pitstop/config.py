@@ -18,6 +18,7 @@ class KVConfig:
     context: int = 0  # longest prompt + answer in tokens; 0: the model's own
     prefix_cache: bool = True
     cached_tails: int = 32  # open segments that the prefix index may keep, one tail slot each
+    guard: str = "warn"  # when a compressed codec changes the model too much: warn, strict (no start), off (not measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def resolve(config: EngineConfig, *, model_context: int, cuda: bool, free_memory
         raise ConfigError(f"--backend cpu does not run on --device {device}")
     if config.activations not in ("exact", "int16", "int8", "fp32"):
         raise ConfigError(f"--activations {config.activations}: choose exact, int16, int8 or fp32")
+    if config.kv.guard not in ("warn", "strict", "off"):
+        raise ConfigError(f"--kv-guard {config.kv.guard}: choose warn, strict or off")
     for name in ("prefill_chunk", "max_running"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")

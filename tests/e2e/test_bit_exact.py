@@ -3,6 +3,7 @@ preemption. The toy model runs the whole matrix on both backends, the default mo
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,19 @@ import torch
 from toy_gguf import write_toy_gguf
 
 from pitstop import LLM, SamplingParams
+from pitstop.codecs.segmented import Segmented
 from pitstop.engine.graphs import DecodeGraphs
 from pitstop.engine.llm import RequestOutput
-from pitstop.kv.capacity import page_bytes, tail_bytes
+from pitstop.kv.capacity import page_bytes, stream_pages, tail_bytes
+from pitstop.kv.prefix import Node
 from pitstop.models import llama
 from pitstop.ops import dispatch
+from pitstop.types import KVShape, Request
 
-TEXT = Path(__file__).read_text() + Path(pytest.__file__).read_text()
+BACKEND = "ref"  # of compressed codecs, where native kernels do not take their layouts
+CODECS = ("int8", "int4", "adaptive8", "delta8")
 Answers = list[tuple[list[int], list]]
+Segments = dict[tuple[int, ...], list[torch.Tensor]]
 
 
 def prompts_and_params(vocab_size: int, longest: int, count: int = 32) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -37,38 +43,96 @@ def bits(outputs: list[RequestOutput]) -> Answers:
     return [(choice.tokens, choice.logprobs) for output in outputs for choice in output.choices]
 
 
-def one_by_one(llm: LLM, prompts: list, params: list) -> Answers:
-    return [answer for prompt, param in zip(prompts, params, strict=True) for answer in bits(llm.generate([prompt], param))]
+def stored(llm: LLM) -> Segments:
+    """The bytes of every sealed segment that the prefix index lists, all layers, by the tokens up to its end."""
+    found: Segments = {}
+    store = llm.engine._runner.store
+
+    def walk(node: Node, before: tuple[int, ...]) -> None:
+        for child in node.children.values():
+            path = before + child.tokens
+            sizes = written(store.codec, store.shape, len(child.pages))
+            found[path] = [store.pages[:, page, :size].clone() for page, size in zip(child.pages, sizes, strict=True)]
+            walk(child, path)
+
+    walk(llm.engine._cache.index.root, ())
+    return found
 
 
-def check_matrix(path: Path, longest: int, count: int, **options) -> None:
-    """Every row of the matrix against each request alone with a cold cache."""
-    alone = LLM(path, prefix_cache=False, **options)
-    prompts, params = prompts_and_params(alone.engine.vocab_size, longest, count)
-    expected = one_by_one(alone, prompts, params)
-    assert all(len(tokens) == 12 and len(scores) == 12 for tokens, scores in expected)
-    assert bits(alone.generate(prompts, params)) == expected, f"a batch of {count}"
-    for chunk in (16, 64, 512):
-        llm = LLM(path, prefill_chunk=chunk, **options)
-        assert bits(llm.generate(prompts, params)) == expected, f"chunk {chunk}, cold prefix cache"
-        warm = llm.generate(prompts, params)
-        assert sum(output.cached_tokens for output in warm) > 0.5 * sum(map(len, prompts)), "the prefix cache was not used"
-        assert bits(warm) == expected, f"chunk {chunk}, warm prefix cache"
-        llm.engine.check()
-    llm = LLM(path, memory=memory_for(alone, pages=longest // 128, tails=7), max_running=4, prefill_chunk=128, cached_tails=0, **options)
-    assert bits(llm.generate(prompts, params)) == expected, "with preemption"
-    assert llm.engine.scheduler.preemptions > 0, "nothing was preempted: the row proves nothing"
+def written(codec: Segmented, shape: KVShape, pages: int) -> list[int]:
+    """How many bytes of each of a segment's pages are its own."""
+    if pages == 1:
+        return [codec.page_bytes(shape)]
+    return [shape.kv_heads * plane.bytes(shape.head_dim) for plane in codec.layout.first()]
+
+
+def forget(llm: LLM) -> None:
+    """Make the prefix cache cold."""
+    index = llm.engine._cache.index
+    while index.evict_tail() or index.evict_segment():
+        pass
+
+
+def same_bytes(llm: LLM, expected: Segments, least: int, way: str) -> None:
+    """All that `llm` has sealed is as expected, and that is at least so many segments."""
+    found = stored(llm)
+    assert len(found) >= least, f"{way}: only {len(found)} segments are there to compare"
+    wrong = [len(path) for path, pages in found.items() if not all(map(torch.equal, pages, expected[path]))]
+    assert not wrong, f"{way}: segments that end at {wrong} are stored with other bits"
     llm.engine.check()
 
 
-def memory_for(llm: LLM, pages: int, tails: int) -> int:
-    store = llm.engine._runner.store
-    return tails * tail_bytes(store.codec, store.shape) + pages * page_bytes(store.codec, store.shape)
+def one_by_one(llm: LLM, prompts: list, params: list) -> tuple[Answers, Segments]:
+    """Each request alone, with a cold cache."""
+    answers, segments = [], {}
+    for prompt, param in zip(prompts, params, strict=True):
+        answers += bits(llm.generate([prompt], param))
+        segments |= stored(llm)
+        forget(llm)
+    return answers, segments
+
+
+def check_matrix(path: Path, longest: int, count: int, **options) -> None:
+    """Every row of the matrix against each request alone with a cold cache: answers and stored segments."""
+    alone = LLM(path, max_running=1, **options)
+    prompts, params = prompts_and_params(alone.engine.vocab_size, longest, count)
+    expected, segments = one_by_one(alone, prompts, params)
+    assert all(len(tokens) == 12 and len(scores) == 12 for tokens, scores in expected)
+    most = len(segments)
+    llm = LLM(path, **options)
+    assert bits(llm.generate(prompts, params)) == expected, f"a batch of {count}"
+    same_bytes(llm, segments, most, f"a batch of {count}")
+    assert bits(LLM(path, prefix_cache=False, **options).generate(prompts, params)) == expected, "without a prefix cache"
+    for chunk in (16, 64, 512):
+        llm = LLM(path, prefill_chunk=chunk, **options)
+        assert bits(llm.generate(prompts, params)) == expected, f"chunk {chunk}, cold prefix cache"
+        same_bytes(llm, segments, most, f"chunk {chunk}, cold prefix cache")
+        warm = llm.generate(prompts, params)
+        assert sum(output.cached_tokens for output in warm) > 0.5 * sum(map(len, prompts)), "the prefix cache was not used"
+        assert bits(warm) == expected, f"chunk {chunk}, warm prefix cache"
+        same_bytes(llm, segments, most, f"chunk {chunk}, warm prefix cache")
+    memory = memory_for(alone, tokens=longest, tails=7)
+    llm = LLM(path, memory=memory, max_running=4, prefill_chunk=128, cached_tails=0, **options)
+    assert bits(llm.generate(prompts, params)) == expected, "with preemption"
+    assert llm.engine.scheduler.preemptions > 0, "nothing was preempted: the row proves nothing"
+    same_bytes(llm, segments, 1, "with preemption")
+
+
+def memory_for(llm: LLM, tokens: int, tails: int) -> int:
+    """Bytes for the sealed segments of one stream and so many tails."""
+    codec, shape = llm.engine._runner.store.codec, llm.engine._runner.store.shape
+    return tails * tail_bytes(codec, shape) + stream_pages(tokens, codec.lead_pages) * page_bytes(codec, shape)
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy_gguf(tmp_path_factory.mktemp("toy") / "toy.gguf", tied=False)
+
+
+@pytest.fixture(scope="module")
+def wide_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With heads that every codec takes."""
+    return write_toy_gguf(tmp_path_factory.mktemp("toy") / "wide.gguf", tied=False, head_dim=32)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "ref"])
@@ -83,24 +147,68 @@ def test_toy_matrix_of_stored_kinds(tmp_path: Path, kind: str, activations: str)
     check_matrix(path, longest=150, count=8, backend="cpu", activations=activations)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_toy_matrix_of_codecs(wide_toy: Path, codec: str) -> None:
+    check_matrix(wide_toy, longest=300, count=8, backend=BACKEND, codec=codec, guard="off")
+
+
 @pytest.mark.model
 @pytest.mark.timeout(900)
 def test_default_model_matrix(model_path: Path) -> None:
     check_matrix(model_path, longest=260, count=32, backend="cpu")
 
 
-def test_two_threads_equal_one(toy: Path) -> None:
+@pytest.mark.model
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_default_model_matrix_of_codecs(model_path: Path, codec: str) -> None:
+    check_matrix(model_path, longest=400, count=8, backend="cpu", codec=codec, guard="off")
+
+
+@pytest.mark.parametrize("codec", ["raw16", *CODECS])
+def test_two_threads_equal_one(wide_toy: Path, codec: str) -> None:
     prompts, params = prompts_and_params(259, 300, 12)
-    answers = [bits(LLM(toy, threads=threads, backend="cpu").generate(prompts, params)) for threads in (1, 2)]
-    assert answers[0] == answers[1]
+    one, two = (LLM(wide_toy, threads=threads, backend=BACKEND, codec=codec, guard="off") for threads in (1, 2))
+    assert bits(two.generate(prompts, params)) == bits(one.generate(prompts, params))
+    same_bytes(two, segments := stored(one), len(segments), "two threads")
 
 
-def test_choices_of_one_request_equal_each_alone(toy: Path) -> None:
-    llm = LLM(toy)
-    params = SamplingParams(max_tokens=10, seed=5, logprobs=2, ignore_eos=True)
+@pytest.mark.parametrize("codec", ["raw16", *CODECS])
+def test_choices_of_one_request_equal_each_alone(wide_toy: Path, codec: str) -> None:
+    options = {"codec": codec, "guard": "off", "backend": BACKEND}
+    params = SamplingParams(max_tokens=70, seed=5, logprobs=2, ignore_eos=True)
+    llm = LLM(wide_toy, **options)
     together = bits(llm.generate([[7] * 200], params, n=4))
     assert len({tuple(tokens) for tokens, _ in together}) == 4, "choices must differ"
-    assert bits(LLM(toy, prefix_cache=False).generate([[7] * 200], params, n=4)) == together
+    assert bits(LLM(wide_toy, prefix_cache=False, **options).generate([[7] * 200], params, n=4)) == together
+    apart = LLM(wide_toy, max_running=1, **options)
+    assert bits(apart.generate([[7] * 200], params, n=4)) == together
+    same_bytes(llm, stored(apart), 5, "four choices at once")  # one segment in common, then one of each
+
+
+@pytest.mark.parametrize("codec", ["raw16", *CODECS])
+def test_a_neighbour_that_is_cancelled_leaves_no_trace(wide_toy: Path, codec: str) -> None:
+    """Cancelled in its prefill, and while it answers; what it had sealed by then stays, and is right."""
+    prompts, params = prompts_and_params(259, 400, 8)
+    alone = LLM(wide_toy, max_running=1, backend=BACKEND, codec=codec, guard="off")
+    expected, segments = one_by_one(alone, prompts, params)
+    for steps in (1, 4, 12):
+        engine = (llm := LLM(wide_toy, prefill_chunk=100, backend=BACKEND, codec=codec, guard="off")).engine
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            engine.submit(Request(id=str(index), prompt=prompt, params=param))
+        answers: dict[str, tuple[list[int], list]] = {str(index): ([], []) for index in range(len(prompts))}
+        for step in itertools.count():
+            if step == steps:
+                gone = [engine.cancel(name).id for name in ("1", "5") if len(answers[name][0]) < 12]
+                engine.check()
+            if not engine.busy:
+                break
+            for output in engine.step():
+                answers[output.id][0].extend(output.tokens)
+                answers[output.id][1].extend(output.logprobs or [])
+        assert gone
+        assert all(answers[str(i)] == answer for i, answer in enumerate(expected) if str(i) not in gone)
+        same_bytes(llm, segments, 4, f"cancelled after {steps} steps")
 
 
 @pytest.mark.parametrize("fault", ["linear", "attention"])
@@ -130,11 +238,28 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
         check_matrix(toy, longest=150, count=8, backend="cpu")
 
 
-def test_decode_graphs_change_no_bit(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_byte_that_depends_on_the_batch_is_seen(wide_toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the padding, which no answer shows: only the comparison of stored bytes can see it."""
+    exact = Segmented.encode
+
+    def planted(self, tails, pages, items, table):
+        exact(self, tails, pages, items, table)
+        pages[items[items[:, 4] >= 0, 4].long(), -1] = len(items)
+
+    monkeypatch.setattr(Segmented, "encode", planted)
+    with pytest.raises(AssertionError, match="a batch of 8: segments that end at .* are stored with other bits"):
+        check_matrix(wide_toy, longest=150, count=8, backend="ref", codec="adaptive8", guard="off")
+
+
+@pytest.mark.parametrize("codec", ["raw16", *CODECS])
+def test_decode_graphs_change_no_bit(wide_toy: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     prompts, params = prompts_and_params(259, 300, 12)
-    with_graphs = bits(LLM(toy).generate(prompts, params))
+    recorded = LLM(wide_toy, backend=BACKEND, codec=codec, guard="off")
+    with_graphs = bits(recorded.generate(prompts, params))
     monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)
-    assert bits(LLM(toy).generate(prompts, params)) == with_graphs
+    eager = LLM(wide_toy, backend=BACKEND, codec=codec, guard="off")
+    assert bits(eager.generate(prompts, params)) == with_graphs
+    same_bytes(recorded, segments := stored(eager), len(segments), "with graphs")
 
 
 def test_int8_activations_state_their_loss_at_start(toy: Path) -> None:

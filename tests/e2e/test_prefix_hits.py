@@ -1,0 +1,78 @@
+"""How much of a prompt comes from the prefix cache, beside a cache that could reuse any token (16 bits, shared token by token)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from toy_gguf import write_toy_gguf
+
+from pitstop import LLM, SamplingParams
+from pitstop.ops import dispatch
+
+CODECS = ("raw16", "int8", "int4", "adaptive8", "delta8")
+ONE = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+Ask = Callable[[list[int]], int]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_gguf(tmp_path_factory.mktemp("toy") / "toy.gguf", head_dim=32)
+
+
+@pytest.fixture(params=CODECS)
+def ask(request: pytest.FixtureRequest, toy: Path) -> Iterator[Ask]:
+    """From a prompt to how many of its tokens came from the cache."""
+    llm = LLM(toy, codec=request.param, guard="off", backend="ref")
+    yield lambda prompt: llm.generate([prompt], ONE)[0].cached_tokens
+    llm.engine.check()
+    dispatch.use("auto")
+
+
+def words(seed: int, count: int) -> list[int]:
+    return torch.randint(3, 259, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("trunk", [100, 300, 384, 500])
+def test_from_the_third_sharer_on_hits_are_those_of_a_token_wise_cache(ask: Ask, trunk: int) -> None:
+    """A system prompt and ever new questions. The first computes all of it, the second the trunk's last part of a segment."""
+    prompts = [words(0, trunk) + words(seed, 60) for seed in range(1, 7)]
+    hits = [ask(prompt) for prompt in prompts]
+    recomputed = [trunk - hit for hit in hits]
+    assert recomputed[0] == trunk
+    assert recomputed[1] == (trunk % 128 if trunk + 60 >= trunk - trunk % 128 + 128 else 0)
+    assert recomputed[1] <= 127
+    assert recomputed[2:] == [0] * 4, "within 1 % is asked, none it is"
+
+
+def test_what_the_first_two_sharers_recompute(ask: Ask) -> None:
+    """The statement of it: pytest -s prints the table."""
+    print("\ntrunk: tokens of it that the first, second and third sharer compute")
+    for trunk in (64, 127, 128, 200, 255, 256):
+        lost = [trunk - ask(words(trunk, trunk) + words(trunk + seed, 130)) for seed in range(1, 4)]
+        print(f"{trunk}: {lost[0]}, {lost[1]}, {lost[2]}")
+        assert lost == [trunk, trunk % 128, 0]
+
+
+def test_a_conversation_recomputes_one_token_a_turn(ask: Ask) -> None:
+    """Each turn's prompt is the last one and what followed; the last prompt token and what was never computed are not hits."""
+    turns = [words(9, 90 + 70 * turn) for turn in range(6)]
+    hits = [ask(turn) for turn in turns]
+    assert [hit - len(before) for hit, (before, _) in zip(hits[1:], pairwise(turns), strict=True)] == [0] * 5
+    assert ask(turns[-1]) == len(turns[-1]) - 1
+
+
+def test_many_branch_points_are_kept_up_to_the_limit(toy: Path) -> None:
+    """32 open segments are kept; a branch point whose segment had to go costs its next sharer at most 127 tokens, as the first time."""
+    llm = LLM(toy, codec="int8", guard="off", backend="ref", cached_tails=4)
+    trunks = [words(seed, 200) for seed in range(5)]
+    hits = []
+    for round in range(3):
+        hits.append([llm.generate([trunk + words(100 * round + i, 80)], ONE)[0].cached_tokens for i, trunk in enumerate(trunks)])
+    assert hits[0] == [0] * 5
+    assert all(hit == 128 for hit in hits[1])
+    assert all(hit in (128, 200) for hit in hits[2])
+    dispatch.use("auto")
