@@ -16,7 +16,7 @@ INPUTS := pyproject.toml constraints.txt $(NATIVE) $(MODULES)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve chat doctor model test test-all sanitize lint format env clean
+.PHONY: help serve chat doctor model test test-all sanitize bench-peers bench-kv lint format env clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ sanitize: .venv/installed-dev ## Run the kernels' tests with addresses and undef
 
 bench-peers: .venv/installed-dev model ## Measure beside llama.cpp and OpenVINO, which are installed into .peers; ARGS="--quick"
 	$(BIN)/python bench/peers.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+bench-kv: .venv/installed-dev model ## Measure the KV codecs: loss and bits, then speed, beside llama.cpp's caches; ARGS="--quick"
+	$(BIN)/python bench/kv_quality.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+	$(BIN)/python bench/kv_speed.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 lint: .venv/installed-dev ## Check style
 	$(BIN)/ruff check .

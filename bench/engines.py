@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import CASES
+from measure import CASES, Case
 from peers_install import PYTHON, TOOLS, quantized
 
 from pitstop.config import EngineConfig
@@ -44,21 +44,28 @@ class Pitstop:
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """kind: the weights' type. flash: its flash attention, on or off. Its tools make random tokens, which costs the same time."""
+    """kind: the weights' type. flash: its flash attention, on or off. cache: its KV cache's type; compressed ones need flash attention.
+
+    Its tools make random tokens, which costs the same time.
+    """
 
     kind: str
     flash: str
+    cache: str = "f16"
     engine = "llama_cpp"
 
     def __str__(self) -> str:
-        return f"{self.kind}, fa {self.flash}"
+        return f"{self.kind}, fa {self.flash}" + (f", {self.cache} KV" if self.cache != "f16" else "")
 
     def speed(self, job: Job) -> float:
-        case, model = CASES[job.case], quantized(job.model, self.kind)
-        common = ["-m", model, "-fa", self.flash, "-t", job.threads]
+        return self.rate(CASES[job.case], job.model, job.threads)
+
+    def rate(self, case: Case, model: Path, threads: int) -> float:
+        """Tokens a second of any case; see measure.speed."""
+        common = ["-m", quantized(model, self.kind), "-fa", self.flash, "-ctk", self.cache, "-ctv", self.cache, "-t", threads]
         if case.streams > 1:
             context = case.streams * (case.prompt + case.tokens)
-            shape = ["-npp", case.prompt, "-ntg", case.tokens, "-npl", case.streams, "-c", context, "-tb", job.threads]
+            shape = ["-npp", case.prompt, "-ntg", case.tokens, "-npl", case.streams, "-c", context, "-tb", threads]
             return _json_of([TOOLS / "llama-batched-bench", *common, *shape, "--output-format", "jsonl"])["speed_tg"]
         prefill = case.tokens == 1
         depth = case.prompt if case.prompt > 100 and not prefill else 0
