@@ -247,7 +247,7 @@ def test_a_planted_byte_that_depends_on_the_batch_is_seen(wide_toy: Path, monkey
         pages[items[items[:, 4] >= 0, 4].long(), -1] = len(items)
 
     monkeypatch.setattr(Segmented, "encode", planted)
-    with pytest.raises(AssertionError, match="a batch of 8: segments that end at .* are stored with other bits"):
+    with pytest.raises(AssertionError, match=r"a batch of 8: segments that end at .* are stored with other bits"):
         check_matrix(wide_toy, longest=150, count=8, backend="ref", codec="adaptive8", guard="off")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pitstop import __version__
-from pitstop.cli import chat, doctor, generate, models, serve
+from pitstop.cli import chat, doctor, generate, kv_report, models, serve
 from pitstop.errors import PitstopError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
+app.command("kv-report")(kv_report.kv_report)
 
 
 def _print_version(wanted: bool) -> None:

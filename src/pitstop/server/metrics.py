@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from pitstop import __version__
+from pitstop.kv.capacity import Capacity
 from pitstop.pool import Gauges, Pool
 from pitstop.types import FinishReason
 
@@ -72,6 +73,8 @@ class _PoolCollector(Collector):
         if pool is not None:
             yield from _requests(pool.gauges())
             yield from _engine(pool.gauges())
+            if pool.facts is not None:
+                yield from _capacity(pool.facts.capacity)
 
 
 def _gauge(name: str, about: str, value: float) -> Metric:
@@ -99,9 +102,19 @@ def _requests(now: Gauges) -> Iterator[Metric]:
     yield _counter("worker_restarts", "Workers started after the first.", now.restarts)
 
 
+def _capacity(capacity: Capacity) -> Iterator[Metric]:
+    for name, about, value in (
+        ("capacity_tokens", "Tokens that the KV cache holds when each stream has sequence_length of them.", capacity.tokens),
+        ("capacity_ratio", "That, over what the same memory would hold in 16 bits.", capacity.ratio),
+    ):
+        family = GaugeMetricFamily(f"pitstop_kv_{name}", about, labels=["sequence_length"])
+        family.add_metric([str(capacity.length)], value)
+        yield family
+
+
 def _engine(now: Gauges) -> Iterator[Metric]:
     stats = now.stats
-    for name, about in (("pages", "Sealed segments of 128 tokens in the KV cache."), ("tails", "Open segments of the KV cache.")):
+    for name, about in (("pages", "Pages of the KV cache: a sealed segment of 128 tokens."), ("tails", "Open segments of the KV cache.")):
         total, free, cached = (getattr(stats, f"{name}_{part}") for part in ("total", "free", "cached"))
         family = GaugeMetricFamily(f"pitstop_kv_{name}", f"{about} By use.", labels=["use"])
         for use, value in (("free", free), ("cached", cached), ("in_use", total - free - cached)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pitstop.engine.protocol import Ready
 from pitstop.errors import ConfigError
 from pitstop.kv.capacity import Capacity
 
-VERBS = [["serve"], ["generate"], ["chat"], ["models"], ["models", "list"], ["models", "pull"], ["doctor"]]
+VERBS = [["serve"], ["generate"], ["chat"], ["models"], ["models", "list"], ["models", "pull"], ["doctor"], ["kv-report"]]
 
 
 def run(*arguments: str) -> int:
@@ -65,7 +66,7 @@ def test_help(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_option_has_a_help_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = typer.main.get_command(pitstop.cli.app)
-    verbs = [command.commands[name] for name in ("serve", "generate", "chat", "doctor")] + list(
+    verbs = [command.commands[name] for name in ("serve", "generate", "chat", "doctor", "kv-report")] + list(
         command.commands["models"].commands.values()
     )
     for verb in verbs:
@@ -148,6 +149,31 @@ def test_an_error_of_the_server_is_one_line(toy: Path, served: list[tuple], caps
     sys.modules["pitstop.server"].run = fail
     assert run("serve", str(toy)) == 1
     assert capsys.readouterr().err == "pitstop: --device cuda: no CUDA device is usable\n"
+
+
+def test_kv_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    toy = toy_gguf.write_toy_gguf(tmp_path / "toy.gguf", head_dim=32)
+    assert run("kv-report", "--model", str(toy), "--codec", "int8", "--codec", "int4", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["shape"] == {"layers": 2, "kv_heads": 2, "head_dim": 32}
+    assert [row["codec"] for row in report["rows"]] == ["int8", "int4"]
+    assert [row["lead_pages"] for row in report["rows"]] == [0, 1]
+    assert run("kv-report", "--model", str(toy)) == 0
+    table = capsys.readouterr().out
+    for row in report["rows"]:
+        line = next(line for line in table.splitlines() if line.startswith(f"│ {row['codec']} "))
+        assert re.findall(r"\d+\.\d\d(?= )", line.partition("own")[2]) == [f"{bits:.2f}" for bits in row["own"].values()]
+    assert "raw16" in table
+    assert "min(128, n // 256)" in table
+
+
+def test_kv_report_says_what_a_codec_cannot_do(toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    assert run("kv-report", "--model", str(toy)) == 0
+    assert "cannot serve this model: its codes lie in blocks of 32 channels" in capsys.readouterr().out
+    assert run("kv-report", "--model", str(toy), "--codec", "int9") == 1
+    assert capsys.readouterr().err.startswith("pitstop: --kv int9: choose one of raw16, ")
 
 
 def test_interrupt(toy: Path, served: list[tuple], capsys: pytest.CaptureFixture[str]) -> None:

@@ -326,6 +326,11 @@ def test_case_31_latency_buckets_hold_every_limit_people_set(server: Server):
     assert server.metric('pitstop_http_responses_total{route="/v1/completions",status="200"}') > 0
 
 
+def test_capacity_is_stated_with_its_sequence_length(server: Server):
+    assert server.metric('pitstop_kv_capacity_tokens{sequence_length="512"}') == 12800
+    assert server.metric('pitstop_kv_capacity_ratio{sequence_length="512"}') == 1
+
+
 def test_usage_counts_a_prompt_once_and_every_answer(server: Server):
     answer = server.complete(["#say a#", "#say b#"], n=2).json()
     assert [choice["text"] for choice in answer["choices"]] == ["a", "a", "b", "b"]
