@@ -43,7 +43,10 @@ def kv_report(
         print(json.dumps({"model": path.name, "shape": asdict(shape), "rows": [asdict(row) for row in found], "rule": ruled}))
         return
     print(f"{path.name}: {shape.layers} layers, {shape.kv_heads} key-value heads of {shape.head_dim}\n")
-    _print_table(found, ruled)
+    _print_table([row for row in found if not row.refused], ruled)
+    for row in found:
+        if row.refused:
+            print(f"{row.codec} cannot serve this model: {row.refused}")
     print(f"\n{NOTES}")
 
 
@@ -55,9 +58,6 @@ def _print_table(found: list[Row], ruled: dict[int, float]) -> None:
     for length in ruled:
         table.add_column(f"{length // 1024}K", justify="right")
     for row in found:
-        if row.refused:
-            table.add_row(row.codec, "", f"cannot serve this model: {row.refused}", end_section=True)
-            continue
         size = show_size(row.page_bytes) + (f", first {1 + row.lead_pages}" if row.lead_pages else "")
         ways = {"a stream's own": row.own} | {f"a pool for {streams}": bits for streams, bits in row.pool.items()}
         for index, (way, bits) in enumerate(ways.items()):

@@ -171,7 +171,7 @@ def test_kv_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 def test_kv_report_says_what_a_codec_cannot_do(toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     assert run("kv-report", "--model", str(toy)) == 0
-    assert "cannot serve this model: its codes lie in blocks of 32 channels" in capsys.readouterr().out
+    assert "int4 cannot serve this model: its codes lie in blocks of 32 channels" in capsys.readouterr().out
     assert run("kv-report", "--model", str(toy), "--codec", "int9") == 1
     assert capsys.readouterr().err.startswith("pitstop: --kv int9: choose one of raw16, ")
 
