@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from pitstop.ops import dispatch
-from pitstop.ops.attention.layout import RAW16, RAW32, Layout
+from pitstop.ops.attention.layout import PARTS, Layout, Plane
 from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
-_ITEMSIZE = {torch.float16: 2, torch.float32: 4}
+_TAILS = (torch.float16, torch.float32)
+_RANGES = ("none", "channel", "token", "segment")
+_CODINGS = ("absolute", "closed", "open")
+
+
+@cache
+def _codes(layout: Layout) -> tuple[int, int, int]:
+    """The layout as native takes it (csrc/planes.h): keys, values, lead."""
+    keys, values = (p.bits | _RANGES.index(p.ranges) << 8 | _CODINGS.index(p.coding) << 12 for p in (layout.keys, layout.values))
+    return keys, values, layout.lead
+
+
+@cache
+def _refuse_layout(layout: Layout, head_dim: int) -> Declined | None:
+    def block(plane: Plane) -> int:
+        return 1 if plane.bits >= 16 else max(16 * 8 // width if width in (2, 4) else 16 for width in PARTS[plane.bits])
+
+    if any(head_dim % block(plane) for plane in (layout.values, layout.first()[1])):
+        return Declined(f"values of {layout} with head_dim {head_dim}")
+    return None
 
 
 def _refuse_cache(tails: torch.Tensor, *indices: torch.Tensor) -> Declined | None:
-    if tails.dtype not in _ITEMSIZE or not tails.is_cpu or not tails.is_contiguous():
+    if tails.dtype not in _TAILS or not tails.is_cpu or not tails.is_contiguous():
         return Declined("tails must be contiguous float16 or float32 in host memory")
     for index in indices:
         if index.dtype is not torch.int32 or not index.is_contiguous():
@@ -30,12 +51,6 @@ def _refuse_pages(pages: torch.Tensor) -> Declined | None:
 def _refuse_head(head_dim: int) -> Declined | None:
     if head_dim % 16 or head_dim > 256:
         return Declined(f"head_dim {head_dim} is not a multiple of 16 up to 256")
-    return None
-
-
-def _refuse_layout(layout: Layout, tails: torch.Tensor) -> Declined | None:
-    if layout is not (RAW16 if tails.dtype is torch.float16 else RAW32):
-        return Declined(f"layout {layout}")
     return None
 
 
@@ -62,12 +77,23 @@ def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.T
 
 
 def seal(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor, table: torch.Tensor, layout: Layout) -> Declined | None:
-    if reason := _refuse_cache(tails, items) or _refuse_pages(pages) or _refuse_layout(layout, tails):
-        return reason
     slots, kv_heads, _, size = tails.shape
-    half = tails.dtype is torch.float16
-    dispatch.native.seal_raw(
-        tails.data_ptr(), slots, pages.data_ptr(), *pages.shape, kv_heads, size // 128, half, items.data_ptr(), len(items)
+    head_dim = size // 128
+    if reason := _refuse_cache(tails, items, table) or _refuse_pages(pages) or _refuse_head(head_dim) or _refuse_layout(layout, head_dim):
+        return reason
+    dispatch.native.seal(
+        tails.data_ptr(),
+        slots,
+        pages.data_ptr(),
+        *pages.shape,
+        kv_heads,
+        head_dim,
+        tails.dtype is torch.float16,
+        *_codes(layout),
+        items.data_ptr(),
+        len(items),
+        table.data_ptr(),
+        len(table),
     )
     return None
 
@@ -86,7 +112,7 @@ def paged_attention(
     rows, heads, head_dim = q.shape
     if reason := refuse(q=q) or _refuse_cache(tails, items, table) or _refuse_head(head_dim):
         return reason
-    if reason := _refuse_pages(pages) or _refuse_layout(layout, tails):
+    if reason := _refuse_pages(pages) or _refuse_layout(layout, head_dim):
         return reason
     q = strided(q)
     out = dispatch.empty(rows, heads, head_dim)
@@ -103,6 +129,7 @@ def paged_attention(
         tails.shape[1],
         head_dim,
         tails.dtype is torch.float16,
+        *_codes(layout),
         items.data_ptr(),
         len(items),
         table.data_ptr(),

@@ -18,7 +18,7 @@ def quantize(x: torch.Tensor, plane: Plane, tokens: int) -> tuple[torch.Tensor, 
         return _differences(x, plane, tokens)
     over = {"channel": tokens, "token": 3 - tokens, "segment": (1, 2)}[plane.ranges]
     levels = 2**plane.bits - 1
-    least, largest = x.amin(over, keepdim=True), x.amax(over, keepdim=True)
+    least, largest = x.amin(over, keepdim=True) + 0.0, x.amax(over, keepdim=True) + 0.0  # of zeros of either sign, +0
     zeros, scales = least.half(), ((largest - least) / levels).half()
     codes = _rounded((x - zeros.float()) * _inverse(scales.float()), 0, levels)
     return codes.to(torch.uint8), scales.flatten(1), zeros.flatten(1)

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int SEGMENT = 128;
 constexpr int BLOCK_VECTORS = 96;  // query vectors of one block: a segment is read and widened once for all of them
+constexpr size_t WORTH_MERGING_TOGETHER = 16;  // blocks: fewer are merged before another thread has woken
 constexpr int SPLIT_ROWS = 4;      // blocks of at most so many rows have their segments shared out among threads
 
 // Rows [row, row + rows) of the batch from position `start` on, all query heads of one KV head.
@@ -21,13 +22,18 @@ struct Block {
   ptrdiff_t partial;  // where the partials of its segments lie, in floats; -1: merged as they come
 };
 
+// A block's segment, or a whole block: segment -1.
+struct Unit {
+  int block, segment;
+};
+
 struct Call {
   const Queries& queries;
   const Cache& cache;
   const int32_t* table;
   float* out;
-  std::vector<Block> blocks;
-  std::vector<std::pair<int, int>> units;  // (block, segment), or (block, -1) for a whole block
+  std::vector<Block>& blocks;
+  std::vector<Unit>& units;
   size_t partial_floats = 0;
 
   int group() const { return queries.heads / cache.kv_heads; }
@@ -76,10 +82,11 @@ void attend(const Call& call, const Block& block, int segment, const float* q, i
     low[i] = window < 0 ? 0 : std::max(0, position - window + 1);
     high[i] = std::min(SEGMENT, position + 1);
   }
-  const uint8_t* base = segment == block.own ? cache.tails + block.item->tail * cache.tail_bytes()
-                                             : cache.pages + call.table[block.item->table + segment] * cache.page_bytes;
-  const uint8_t* keys = base + 2 * block.kv_head * cache.plane_bytes();
-  kernels().attend_segment(SegmentBlock{q, vectors, low, high, keys, keys + cache.plane_bytes(), cache.half, cache.head_dim,
+  const int32_t* pages = call.table + block.item->table;
+  bool lead = cache.layout.lead != 0;
+  Head head = segment == block.own ? tail_head(cache, block.item->tail, block.kv_head)
+                                   : page_head(cache, pages[segment + lead], lead && segment == 0 ? pages[0] : -1, block.kv_head);
+  kernels().attend_segment(SegmentBlock{q, vectors, low, high, head.keys, head.key_plane, head.values, head.value_plane, cache.head_dim,
                                         call.queries.scale, call.queries.softcap, scratch},
                            out);
 }
@@ -110,19 +117,16 @@ void run_unit(const Call& call, const Block& block, int segment, float* partials
   std::fill_n(state.total, vectors, 0.0f);
   for (int s = block.first; s <= block.own; ++s) {
     attend(call, block, s, q, ranges, segment_memory, next);
-    kernels().merge(state, next, vectors, head_dim);
+    kernels().merge(state, (ptrdiff_t)size, 1, vectors, head_dim);
   }
   finish(call, block, state, reinterpret_cast<ptrdiff_t*>(ranges));
 }
 
 void merge_split(const Call& call, const Block& block, float* partials) {
-  int head_dim = call.cache.head_dim, vectors = block.rows * call.group();
-  size_t size = partial_size(vectors, head_dim);
-  std::vector<ptrdiff_t> offsets(vectors);
-  Partial state = partial_at(partials + block.partial, vectors);
-  for (int s = 1; s <= block.own - block.first; ++s)
-    kernels().merge(state, partial_at(partials + block.partial + s * size, vectors), vectors, head_dim);
-  finish(call, block, state, offsets.data());
+  int vectors = block.rows * call.group();
+  Partial first = partial_at(partials + block.partial, vectors);
+  kernels().merge(first, (ptrdiff_t)partial_size(vectors, call.cache.head_dim), block.own - block.first, vectors, call.cache.head_dim);
+  finish(call, block, first, reinterpret_cast<ptrdiff_t*>(scratch(2 * vectors)));
 }
 
 }  // namespace
@@ -130,66 +134,22 @@ void merge_split(const Call& call, const Block& block, float* partials) {
 void paged_attention(const Queries& queries, const Cache& cache, const Item* items, int count, const int32_t* table, int table_size,
                      float* out) {
   check_items(cache, items, count, queries.rows);
-  for (int i = 0; i < count; ++i) {
-    int sealed = items[i].start / SEGMENT;
-    if (items[i].table < 0 || items[i].table + sealed > table_size)
-      throw std::invalid_argument("paged_attention: item " + std::to_string(i) + " needs " + std::to_string(sealed) +
-                                  " page ids from table offset " + std::to_string(items[i].table) + "; the table has " +
-                                  std::to_string(table_size));
-    for (int s = 0; s < sealed; ++s)
-      if (int page = table[items[i].table + s]; page < 0 || page >= cache.page_count)
-        throw std::invalid_argument("paged_attention: item " + std::to_string(i) + " names page " + std::to_string(page) + " of " +
-                                    std::to_string(cache.page_count));
-  }
-  Call call{queries, cache, table, out, {}, {}};
+  check_pages(cache);
+  for (int i = 0; i < count; ++i) check_table(cache, items, i, items[i].start / SEGMENT, table, table_size);
+  // Kept from call to call, since allocating takes as long as a short stream's attention.
+  thread_local std::vector<Block> blocks;
+  thread_local std::vector<Unit> units;
+  blocks.clear(), units.clear();
+  Call call{queries, cache, table, out, blocks, units};
   plan(call, items, count);
-  std::vector<float> partials(call.partial_floats);
-  parallel((int)call.units.size(), [&](int unit) {
-    auto [block, segment] = call.units[unit];
-    run_unit(call, call.blocks[block], segment, partials.data());
-  });
+  float* partials = call_scratch(call.partial_floats);
+  parallel((int)units.size(), [&](int i) { run_unit(call, call.blocks[call.units[i].block], call.units[i].segment, partials); });
   if (call.partial_floats == 0) return;
-  for (const Block& block : call.blocks)
-    if (block.partial >= 0) merge_split(call, block, partials.data());
-}
-
-void check_items(const Cache& cache, const Item* items, int count, int rows) {
-  for (int i = 0; i < count; ++i) {
-    const Item& item = items[i];
-    auto refuse = [&](const std::string& what) { throw std::invalid_argument("item " + std::to_string(i) + ": " + what); };
-    if (item.count < 1 || item.row < 0 || item.row > rows - item.count)
-      refuse("rows " + std::to_string(item.row) + " + " + std::to_string(item.count) + " exceed the batch of " + std::to_string(rows));
-    if (item.start < 0 || item.start % SEGMENT + item.count > SEGMENT)
-      refuse(std::to_string(item.count) + " rows from position " + std::to_string(item.start) + " do not lie in one 128-token segment");
-    if (item.tail < 0 || item.tail >= cache.slots)
-      refuse("tail " + std::to_string(item.tail) + " of " + std::to_string(cache.slots) + " slots");
-  }
-}
-
-void append(const float* k, ptrdiff_t k_row, const float* v, ptrdiff_t v_row, int rows, const Cache& cache, const Item* items, int count) {
-  check_items(cache, items, count, rows);
-  auto write = [&](int unit) {
-    const Item& item = items[unit / cache.kv_heads];
-    int head = unit % cache.kv_heads;
-    uint8_t* keys = cache.tails + item.tail * cache.tail_bytes() + 2 * head * cache.plane_bytes();
-    for (int r = 0; r < item.count; ++r)
-      kernels().append(k + (item.row + r) * k_row + head * cache.head_dim, v + (item.row + r) * v_row + head * cache.head_dim, keys,
-                       keys + cache.plane_bytes(), cache.half, cache.head_dim, (item.start + r) % SEGMENT);
+  auto merge_block = [&](int i) {
+    if (call.blocks[i].partial >= 0) merge_split(call, call.blocks[i], partials);
   };
-  if ((int64_t)rows * cache.kv_heads * cache.head_dim >= 1 << 14) return parallel(count * cache.kv_heads, write);
-  for (int unit = 0; unit < count * cache.kv_heads; ++unit) write(unit);
-}
-
-void seal_raw(const Cache& cache, const Item* items, int count) {
-  if (cache.page_bytes < (int64_t)cache.tail_bytes()) throw std::invalid_argument("seal_raw: a page is smaller than a tail");
-  for (int i = 0; i < count; ++i) {
-    if (items[i].seal < 0) continue;
-    if (items[i].seal >= cache.page_count || items[i].tail < 0 || items[i].tail >= cache.slots)
-      throw std::invalid_argument("seal_raw: item " + std::to_string(i) + " names page " + std::to_string(items[i].seal) + " of " +
-                                  std::to_string(cache.page_count) + ", tail " + std::to_string(items[i].tail) + " of " +
-                                  std::to_string(cache.slots));
-    std::memcpy(cache.pages + items[i].seal * cache.page_bytes, cache.tails + items[i].tail * cache.tail_bytes(), cache.tail_bytes());
-  }
+  if (blocks.size() >= WORTH_MERGING_TOGETHER) return parallel((int)blocks.size(), merge_block);
+  for (int i = 0; i < (int)blocks.size(); ++i) merge_block(i);
 }
 
 }  // namespace pitstop

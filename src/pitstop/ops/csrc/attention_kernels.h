@@ -2,15 +2,16 @@
 //
 // The arithmetic per query vector, which is the same however vectors are grouped into blocks: scores by one fused multiply-add chain over
 // ascending d, times scale, soft cap; the largest; exp; the sum over 16 lanes; values by one chain over the tokens seen, ascending.
+//
+// Codes stand for scale * code + zero. Where a scale belongs to a key's channel or to a value's token, the products read the codes as they
+// are: scales multiply the query and the softmax's numerators instead, and the zeros' share is one number a vector, added at the end.
 #pragma once
 
 #include "kernels.h"
-#include "tile.h"
-#include "vec.h"
+#include "seal_kernels.h"
 
 namespace {
 
-constexpr int SEGMENT = 128;
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
 template <class T>
@@ -30,11 +31,61 @@ void append(const float* k, const float* v, void* keys, void* values, bool half,
     append_row(k, v, (float*)keys, (float*)values, head_dim, at);
 }
 
-// scores [128] of one vector, raw dot products in the panels [first, last) -> exp(score - largest), exactly 0 where masked.
-INLINE void softmax_numerators(float* scores, int first, int last, int low, int high, float scale, float softcap, float* largest_out,
-                               float* total) {
+// Scales and zeros of a plane whose codes are read as they are, one for each of `count` channels or tokens.
+struct Ranges32 {
+  float scales[256], zeros[256];
+};
+
+INLINE void load_ranges(Plane plane, const uint8_t* data, int head_dim, int count, Ranges32& out) {
+  const Half *scales = (const Half*)(data + code_bytes(plane, head_dim)), *zeros = scales + scale_count(plane, head_dim);
+  if (plane.ranges == Ranges::segment) {
+    Half shared[2][LANES];
+    for (int i = 0; i < LANES; ++i) shared[0][i] = scales[0], shared[1][i] = zeros[0];
+    for (int i = 0; i < count; i += LANES) store(out.scales + i, load(shared[0])), store(out.zeros + i, load(shared[1]));
+  } else {
+    for (int i = 0; i < count; i += LANES) store(out.scales + i, load(scales + i)), store(out.zeros + i, load(zeros + i));
+  }
+}
+
+INLINE bool folds(Plane plane, Ranges own) {
+  return plane.bits <= 8 && plane.coding == Coding::absolute && (plane.ranges == own || plane.ranges == Ranges::segment);
+}
+
+// Queries times the scales of their channels, and per query what the zeros add to each score.
+INLINE void fold_keys(const SegmentBlock& b, const Ranges32& ranges, float* q, float* bias) {
+  for (int i = 0; i < b.count; ++i) {
+    Vec sums = broadcast(0.0f);
+    for (int d = 0; d < b.head_dim; d += LANES) {
+      Vec x = load(b.q + (ptrdiff_t)i * b.head_dim + d);
+      store(q + (ptrdiff_t)i * b.head_dim + d, mul(x, load(ranges.scales + d)));
+      sums = fma(x, load(ranges.zeros + d), sums);
+    }
+    bias[i] = sum(sums);
+  }
+}
+
+// Weights [128] of one vector times the scales of their tokens; returns what the zeros add. What is not seen may have any range.
+INLINE float fold_values(float* weights, int low, int high, const Ranges32& ranges) {
+  Vec sums = broadcast(0.0f);
+  for (int t = low / LANES * LANES; t < high; t += LANES) {
+    Vec w = load(weights + t), scales = load(ranges.scales + t), zeros = load(ranges.zeros + t);
+    if (t < low || t + LANES > high) {
+      int from = low > t ? low - t : 0, to = high - t < LANES ? high - t : LANES;
+      float lanes[2][LANES] = {};
+      for (int i = from; i < to; ++i) lanes[0][i] = ranges.scales[t + i], lanes[1][i] = ranges.zeros[t + i];
+      scales = load(lanes[0]), zeros = load(lanes[1]);
+    }
+    sums = fma(w, zeros, sums);
+    store(weights + t, mul(w, scales));
+  }
+  return sum(sums);
+}
+
+// scores [128] of one vector, dot products but for `bias` in the panels [first, last) -> exp(score - largest), exactly 0 where masked.
+INLINE void softmax_numerators(float* scores, int first, int last, int low, int high, float bias, float scale, float softcap,
+                               float* largest_out, float* total) {
   for (int t = first * LANES; t < last * LANES; t += LANES) {
-    Vec s = mul(load(scores + t), broadcast(scale));
+    Vec s = mul(add(load(scores + t), broadcast(bias)), broadcast(scale));
     if (softcap > 0) s = mul(broadcast(softcap), tanh(div(s, broadcast(softcap))));
     store(scores + t, s);
   }
@@ -43,13 +94,13 @@ INLINE void softmax_numerators(float* scores, int first, int last, int low, int 
   for (int t = high; t < last * LANES; ++t) scores[t] = MINUS_INFINITY;
   Vec top = broadcast(MINUS_INFINITY);
   for (int t = first * LANES; t < last * LANES; t += LANES) top = larger(top, load(scores + t));
-  Vec m = broadcast(largest(top)), sums = broadcast(0.0f);
+  *largest_out = largest(top);
+  Vec m = broadcast(*largest_out), sums = broadcast(0.0f);
   for (int t = first * LANES; t < last * LANES; t += LANES) {
     Vec e = exp(sub(load(scores + t), m));
     store(scores + t, e);
     sums = add(sums, e);
   }
-  *largest_out = largest(top);
   *total = sum(sums);
 }
 
@@ -57,8 +108,8 @@ INLINE void softmax_numerators(float* scores, int first, int last, int low, int 
 template <class T>
 INLINE void add_values(const SegmentBlock& b, const T* values, const float* weights, float* out, int row, int rows, int from, int to) {
   if (from >= to) return;
-  multiply(Product<T>{weights + row * SEGMENT + from, SEGMENT, values + (ptrdiff_t)from * b.head_dim, b.head_dim, LANES, to - from,
-                      out + (ptrdiff_t)row * b.head_dim, b.head_dim, true},
+  multiply(Product<T>{weights + row * SEGMENT + from, SEGMENT, values, b.head_dim, LANES, to - from, out + (ptrdiff_t)row * b.head_dim,
+                      b.head_dim, true, (ptrdiff_t)from * b.head_dim},
            rows, b.head_dim / LANES);
 }
 
@@ -89,17 +140,35 @@ void weigh_values(const SegmentBlock& b, const T* values, const float* weights, 
 }
 
 template <class T>
-void attend(const SegmentBlock& b, const T* keys, const T* values, int first, int last, float* scores, const Partial& out) {
-  multiply(Product<T>{b.q, b.head_dim, keys + first * LANES, SEGMENT, LANES, b.head_dim, scores + first * LANES, SEGMENT, false}, b.count,
+void score(const SegmentBlock& b, const float* q, const T* keys, int first, int last, float* scores) {
+  multiply(Product<T>{q, b.head_dim, keys, SEGMENT, LANES, b.head_dim, scores + first * LANES, SEGMENT, false, first * LANES}, b.count,
            last - first);
-  for (int i = 0; i < b.count; ++i) {
-    if (b.low[i] < b.high[i])
-      softmax_numerators(scores + i * SEGMENT, first, last, b.low[i], b.high[i], b.scale, b.softcap, out.largest + i, out.total + i);
-    else
-      out.total[i] = 0;
+}
+
+// Calls body with the plane as something to read panels from. A single tile of queries reads it as it is stored, if a loader exists;
+// for more it is widened first, exactly, once instead of once per tile.
+template <class Body>
+INLINE void with_plane(const SegmentBlock& b, Plane plane, const uint8_t* data, bool transposed, float* wide, const Body& body) {
+  ptrdiff_t count = (ptrdiff_t)SEGMENT * b.head_dim;
+  if (plane.bits == 32) return body((const float*)data);
+  bool direct = b.count <= TILE_ROWS;
+  if (plane.bits == 16) {
+    if (direct) return body((const Half*)data);
+    for (ptrdiff_t i = 0; i < count; i += LANES) store(wide + i, load((const Half*)data + i));
+    return body((const float*)wide);
   }
-  for (ptrdiff_t i = 0; i < (ptrdiff_t)b.count * b.head_dim; ++i) out.values[i] = 0;
-  weigh_values(b, values, scores, out.values);
+  if (folds(plane, transposed ? Ranges::channel : Ranges::token)) {
+    Codes<8> bytes{data, count};
+    Codes<5> five{data, count};
+    Codes<4> nibbles{data, count};
+    if (direct && plane.bits == 8) return body((const Codes<8>*)&bytes);
+    if (direct && plane.bits == 5) return body((const Codes<5>*)&five);
+    if (direct && plane.bits == 4) return body((const Codes<4>*)&nibbles);
+    widen_codes(plane.bits, data, count, wide);
+    return body((const float*)wide);
+  }
+  decode_plane(data, transposed, plane, b.head_dim, wide);
+  body((const float*)wide);
 }
 
 void attend_segment(const SegmentBlock& b, const Partial& out) {
@@ -113,42 +182,79 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
     for (int i = 0; i < b.count; ++i) out.total[i] = 0;
     return;
   }
-  int first = low / LANES, last = (high + LANES - 1) / LANES;
-  float* scores = b.scratch;
-  if (!b.half) return attend(b, (const float*)b.keys, (const float*)b.values, first, last, scores, out);
-  const Half *keys = (const Half*)b.keys, *values = (const Half*)b.values;
-  if (b.count <= TILE_ROWS) return attend(b, keys, values, first, last, scores, out);
-  // More than one tile of queries: convert once, exactly, instead of once per tile.
-  float* wide_keys = scores + (ptrdiff_t)SEGMENT * b.count;
-  float* wide_values = wide_keys + (ptrdiff_t)SEGMENT * b.head_dim;
-  for (int d = 0; d < b.head_dim; ++d)
-    for (int t = first * LANES; t < last * LANES; t += LANES) store(wide_keys + d * SEGMENT + t, load(keys + d * SEGMENT + t));
-  for (ptrdiff_t i = (ptrdiff_t)low * b.head_dim; i < (ptrdiff_t)high * b.head_dim; i += LANES) store(wide_values + i, load(values + i));
-  attend(b, wide_keys, wide_values, first, last, scores, out);
-}
-
-INLINE float exp_one(float x) {
-  float lanes[LANES];
-  store(lanes, exp(broadcast(x)));
-  return lanes[0];
-}
-
-void merge(const Partial& state, const Partial& next, int count, int head_dim) {
-  for (int i = 0; i < count; ++i) {
-    if (next.total[i] == 0) continue;
-    float *to = state.values + (ptrdiff_t)i * head_dim, *from = next.values + (ptrdiff_t)i * head_dim;
-    if (state.total[i] == 0) {
-      state.largest[i] = next.largest[i], state.total[i] = next.total[i];
-      for (int d = 0; d < head_dim; d += LANES) store(to + d, load(from + d));
-      continue;
-    }
-    float top = state.largest[i] > next.largest[i] ? state.largest[i] : next.largest[i];
-    float old_factor = exp_one(state.largest[i] - top), new_factor = exp_one(next.largest[i] - top);
-    state.largest[i] = top;
-    state.total[i] = __builtin_fmaf(next.total[i], new_factor, state.total[i] * old_factor);
-    for (int d = 0; d < head_dim; d += LANES)
-      store(to + d, fma(load(from + d), broadcast(new_factor), mul(load(to + d), broadcast(old_factor))));
+  ptrdiff_t count = b.count, dim = b.head_dim;
+  float *scores = b.scratch, *q = scores + SEGMENT * count, *bias = q + count * dim, *wide = bias + (count + 15) / 16 * 16;
+  // Codes come in blocks of several panels; they are sealed, so that all may be read.
+  bool whole = b.key_plane.bits < 16;
+  int first = whole ? 0 : low / LANES, last = whole ? SEGMENT / LANES : (high + LANES - 1) / LANES;
+  Ranges32 ranges;
+  const float* folded = b.q;
+  for (int i = 0; i < b.count; ++i) bias[i] = 0;
+  if (folds(b.key_plane, Ranges::channel)) {
+    load_ranges(b.key_plane, b.keys, b.head_dim, b.head_dim, ranges);
+    fold_keys(b, ranges, q, bias);
+    folded = q;
   }
+  with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, folded, keys, first, last, scores); });
+  for (int i = 0; i < b.count; ++i) {
+    if (b.low[i] < b.high[i])
+      softmax_numerators(scores + i * SEGMENT, first, last, b.low[i], b.high[i], bias[i], b.scale, b.softcap, out.largest + i,
+                         out.total + i);
+    else
+      out.total[i] = 0;
+  }
+  bool fold = folds(b.value_plane, Ranges::token);
+  if (fold) load_ranges(b.value_plane, b.values, b.head_dim, SEGMENT, ranges);
+  for (int i = 0; fold && i < b.count; ++i) bias[i] = fold_values(scores + i * SEGMENT, b.low[i], b.high[i], ranges);
+  for (ptrdiff_t i = 0; i < count * dim; ++i) out.values[i] = 0;
+  with_plane(b, b.value_plane, b.values, false, wide, [&](auto values) { weigh_values(b, values, scores, out.values); });
+  for (ptrdiff_t i = 0; fold && i < count; ++i)
+    for (ptrdiff_t d = i * dim; d < (i + 1) * dim; d += LANES) store(out.values + d, add(load(out.values + d), broadcast(bias[i])));
+}
+
+INLINE void copy_partial(const Partial& state, ptrdiff_t from, int i, int head_dim) {
+  state.largest[i] = state.largest[i + from], state.total[i] = state.total[i + from];
+  float* to = state.values + (ptrdiff_t)i * head_dim;
+  for (int d = 0; d < head_dim; d += LANES) store(to + d, load(to + from + d));
+}
+
+// In order, though up to 16 are taken at a time: of two factors one is 1, and the others come from one exp.
+void merge(const Partial& state, ptrdiff_t stride, int more, int count, int head_dim) {
+  for (int i = 0; i < count; ++i)
+    for (int segment = 1; segment <= more;) {
+      ptrdiff_t from[LANES];
+      float old_factor[LANES], new_factor[LANES], gap[LANES] = {};
+      float top = state.largest[i], total = state.total[i];
+      int taken = 0;
+      for (; segment <= more && taken < LANES; ++segment) {
+        ptrdiff_t at = segment * stride;
+        float largest = state.largest[i + at];
+        if (state.total[i + at] == 0) continue;
+        if (total == 0) {
+          copy_partial(state, at, i, head_dim);
+          top = largest, total = state.total[i];
+          continue;
+        }
+        bool rises = largest > top;
+        gap[taken] = rises ? top - largest : largest - top;
+        old_factor[taken] = rises, from[taken++] = at;
+        top = rises ? largest : top;
+      }
+      store(gap, exp(load(gap)));
+      for (int j = 0; j < taken; ++j) {
+        bool rises = old_factor[j] != 0;
+        old_factor[j] = rises ? gap[j] : 1, new_factor[j] = rises ? 1 : gap[j];
+        total = __builtin_fmaf(state.total[i + from[j]], new_factor[j], total * old_factor[j]);
+      }
+      state.largest[i] = top, state.total[i] = total;
+      float* to = state.values + (ptrdiff_t)i * head_dim;
+      for (int d = 0; d < head_dim; d += LANES) {
+        Vec sum = load(to + d);
+        for (int j = 0; j < taken; ++j)
+          sum = fma(load(to + from[j] + d), broadcast(new_factor[j]), mul(sum, broadcast(old_factor[j])));
+        store(to + d, sum);
+      }
+    }
 }
 
 void finish(const Partial& state, int count, int head_dim, float* out, const ptrdiff_t* offsets) {

@@ -114,6 +114,13 @@ void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions,
   });
 }
 
+void hadamard(const float* x, ptrdiff_t x_row, int rows, int heads, int dim, float* out) {
+  ptrdiff_t width = (ptrdiff_t)heads * dim;
+  over_rows(rows, 2 * width, [&](int first, int count) {
+    for (int row = first; row < first + count; ++row) kernels().hadamard(x + row * x_row, heads, dim, out + row * width);
+  });
+}
+
 float read(const float* x, int64_t count) {
   constexpr int64_t BLOCK = 1 << 16;
   std::vector<float> sums((count + BLOCK - 1) / BLOCK);

@@ -32,7 +32,10 @@ struct Item {
   int32_t row, count, start, tail, seal, table;
 };
 
-// tails [slots][kv_heads][2][128 * head_dim]; pages [pages][page_bytes], of which the raw layout is the same as a tail's.
+// x [rows][heads][dim], rows x_row floats apart; dim a power of two.
+void hadamard(const float* x, ptrdiff_t x_row, int rows, int heads, int dim, float* out);
+
+// tails [slots][kv_heads][2][128 * head_dim]; pages [pages][page_bytes], of which the layout says what lies in them.
 struct Cache {
   uint8_t* tails;
   int slots;
@@ -41,11 +44,27 @@ struct Cache {
   int64_t page_bytes;
   int kv_heads, head_dim;
   bool half;
+  Layout layout;
 
-  size_t itemsize() const { return half ? 2 : 4; }
-  size_t plane_bytes() const { return 128 * (size_t)head_dim * itemsize(); }  // keys or values of one head
-  size_t tail_bytes() const { return 2 * kv_heads * plane_bytes(); }
+  Plane tail_plane() const { return Plane{half ? 16 : 32, Ranges::none, Coding::absolute}; }
+  size_t tail_bytes() const { return 2 * kv_heads * plane_bytes(tail_plane(), head_dim); }
 };
+
+// One head's keys and values of a segment.
+struct Head {
+  uint8_t* keys;
+  Plane key_plane;
+  uint8_t* values;
+  Plane value_plane;
+};
+
+Head tail_head(const Cache& cache, int slot, int head);
+// lead: the lead page of a first segment that has one, else -1.
+Head page_head(const Cache& cache, int page, int lead, int head);
+// Throws std::invalid_argument where pages are smaller than the layout needs.
+void check_pages(const Cache& cache);
+// Throws std::invalid_argument unless the first `segments` segments of the item's stream have their pages in the table.
+void check_table(const Cache& cache, const Item* items, int index, int segments, const int32_t* table, int table_size);
 
 struct Queries {
   const float* q;
@@ -56,7 +75,7 @@ struct Queries {
 };
 
 void append(const float* k, ptrdiff_t k_row, const float* v, ptrdiff_t v_row, int rows, const Cache& cache, const Item* items, int count);
-void seal_raw(const Cache& cache, const Item* items, int count);
+void seal(const Cache& cache, const Item* items, int count, const int32_t* table, int table_size);
 void paged_attention(const Queries& queries, const Cache& cache, const Item* items, int count, const int32_t* table, int table_size,
                      float* out);
 // Throws std::invalid_argument naming the item and the column that is out of range.

@@ -77,6 +77,67 @@ void rotate(const float* x, const float* cos, const float* sin, int heads, int h
   }
 }
 
+// Lane i + STEP where i has that bit clear, lane i - STEP where it is set.
+template <int STEP>
+INLINE Vec swap_lanes(Vec v) {
+  Vec r;
+  if constexpr (STEP >= WIDTH) {
+    UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = v.part[i ^ STEP / WIDTH];
+  } else {
+    NativeInt order;
+    UNROLL for (int i = 0; i < WIDTH; ++i) order[i] = i ^ STEP;
+#if defined(__clang__)
+    for (int part = 0; part < PARTS; ++part)
+      UNROLL for (int i = 0; i < WIDTH; ++i) r.part[part][i] = v.part[part][i ^ STEP];
+#else
+    UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = __builtin_shuffle(v.part[i], order);
+#endif
+  }
+  return r;
+}
+
+// Sums where the lane's bit STEP is clear, differences where it is set: y - x as y + (-x), which is the same.
+template <int STEP>
+INLINE Vec butterfly(Vec x) {
+  Vec y = swap_lanes<STEP>(x);
+  UNROLL for (int i = 0; i < PARTS; ++i) {
+    NativeInt sign;
+    UNROLL for (int j = 0; j < WIDTH; ++j) sign[j] = (i * WIDTH + j) & STEP ? INT32_MIN : 0;
+    y.part[i] = y.part[i] + (Native)((NativeInt)x.part[i] ^ sign);
+  }
+  return y;
+}
+
+// dim may be less than 16.
+INLINE void hadamard_small(const float* x, int dim, float factor, float* out) {
+  for (int i = 0; i < dim; ++i) out[i] = x[i];
+  for (int step = 1; step < dim; step *= 2)
+    for (int i = 0; i < dim; ++i)
+      if (!(i & step)) {
+        float a = out[i], b = out[i + step];
+        out[i] = a + b, out[i + step] = a - b;
+      }
+  for (int i = 0; i < dim; ++i) out[i] *= factor;
+}
+
+void hadamard(const float* x, int heads, int dim, float* out) {
+  float factor = (float)(1 / __builtin_sqrt((double)dim));
+  for (int h = 0; h < heads; ++h, x += dim, out += dim) {
+    if (dim < LANES) {
+      hadamard_small(x, dim, factor, out);
+      continue;
+    }
+    for (int i = 0; i < dim; i += LANES) store(out + i, butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(load(x + i))))));
+    for (int step = LANES; step < dim; step *= 2)
+      for (int first = 0; first < dim; first += 2 * step)
+        for (int i = first; i < first + step; i += LANES) {
+          Vec a = load(out + i), b = load(out + i + step);
+          store(out + i, add(a, b)), store(out + i + step, sub(a, b));
+        }
+    for (int i = 0; i < dim; i += LANES) store(out + i, mul(load(out + i), broadcast(factor)));
+  }
+}
+
 void exp_all(const float* x, float* out, ptrdiff_t count) {
   ptrdiff_t i = 0;
   for (; i + LANES <= count; i += LANES) store(out + i, exp(load(x + i)));
@@ -105,5 +166,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, silu_mul, rotate, append, attend_segment, merge, finish, exp_all, sum_all,
+    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, silu_mul, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "packed.h"
+#include "planes.h"
 
 // A block of query vectors against one 128-token segment of one KV head. Vector i sees the segment's tokens low[i] <= t < high[i];
 // what lies outside is never looked at: it may hold any bit pattern.
@@ -13,9 +14,10 @@ struct SegmentBlock {
   int count;
   const int* low;
   const int* high;
-  const void* keys;    // [head_dim][128], transposed
-  const void* values;  // [128][head_dim]
-  bool half;           // fp16, else fp32
+  const uint8_t* keys;  // [head_dim][128], transposed
+  Plane key_plane;
+  const uint8_t* values;  // [128][head_dim]
+  Plane value_plane;
   int head_dim;
   float scale;
   float softcap;   // 0: none
@@ -29,7 +31,12 @@ struct Partial {
   float* values;   // [count][head_dim]
 };
 
-inline size_t segment_scratch(int count, int head_dim) { return (size_t)128 * count + 2 * 128 * (size_t)head_dim; }
+// Scores, scaled queries, a number for each, and a plane as fp32.
+static inline size_t segment_scratch(int count, int head_dim) {
+  return (size_t)128 * count + (size_t)count * head_dim + (count + 15) / 16 * 16 + 128 * (size_t)head_dim;
+}
+// A plane as fp32 twice, and its codes twice.
+static inline size_t encode_scratch(int head_dim) { return 128 * (size_t)head_dim * 5 / 2; }
 
 // Of a floating-point panel.
 enum class Floats : int { fp32 = 0, fp16 = 1, bf16 = 2 };
@@ -50,10 +57,15 @@ struct Kernels {
   void (*silu_mul)(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
   // One row: x [heads][head_dim], cos and sin [head_dim / 2]
   void (*rotate)(const float* x, const float* cos, const float* sin, int heads, int head_dim, bool interleaved, float* out);
+  // x [heads][dim], dim a power of two -> each head's Walsh-Hadamard transform / sqrt(dim)
+  void (*hadamard)(const float* x, int heads, int dim, float* out);
   // One row of one KV head into a tail at token offset `at`: keys [head_dim][128], values [128][head_dim]
   void (*append)(const float* k, const float* v, void* keys, void* values, bool half, int head_dim, int at);
+  // Keys (transposed) or values of one head of a tail into a page; memory: encode_scratch(head_dim) floats
+  void (*encode_plane)(const void* tail, bool half, bool transposed, Plane plane, int head_dim, uint8_t* out, float* memory);
   void (*attend_segment)(const SegmentBlock& block, const Partial& out);
-  void (*merge)(const Partial& state, const Partial& next, int count, int head_dim);
+  // Merges `more` partials into the first, in order; their arrays lie `stride` floats apart, each behind the one before
+  void (*merge)(const Partial& first, ptrdiff_t stride, int more, int count, int head_dim);
   // state -> out[i] = values / total, zeros where nothing was seen; row i goes to out + offsets[i]
   void (*finish)(const Partial& state, int count, int head_dim, float* out, const ptrdiff_t* offsets);
   void (*exp)(const float* x, float* out, ptrdiff_t count);  // for the accuracy test

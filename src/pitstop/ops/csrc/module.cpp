@@ -23,8 +23,13 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-Cache cache_of(Address tails, int slots, Address pages, int page_count, int64_t page_bytes, int kv_heads, int head_dim, bool half) {
-  return Cache{at<uint8_t>(tails), slots, at<uint8_t>(pages), page_count, page_bytes, kv_heads, head_dim, half};
+// bits | ranges << 8 | coding << 12
+Plane plane_of(int code) { return Plane{code & 255, (Ranges)(code >> 8 & 15), (Coding)(code >> 12)}; }
+
+Cache cache_of(Address tails, int slots, Address pages, int page_count, int64_t page_bytes, int kv_heads, int head_dim, bool half, int keys,
+               int values, int lead) {
+  Layout layout{plane_of(keys), plane_of(values), lead};
+  return Cache{at<uint8_t>(tails), slots, at<uint8_t>(pages), page_count, page_bytes, kv_heads, head_dim, half, layout};
 }
 
 // Op calls with all their arguments, to be run again as one call: what a CUDA graph is to a GPU. The addresses must stay valid.
@@ -66,6 +71,9 @@ void bind_rows(const Binder& bind) {
     rotate(at<float>(x), x_row, rows, at<int32_t>(positions), at<float>(cos), at<float>(sin), context, heads, head_dim, interleaved,
            at<float>(out));
   });
+  bind("hadamard", +[](Address x, int64_t x_row, int rows, int heads, int dim, Address out) {
+    hadamard(at<float>(x), x_row, rows, heads, dim, at<float>(out));
+  });
   bind("clear", +[](Address out, int64_t count) { std::fill_n(at<float>(out), count, 0.0f); });
 }
 
@@ -89,18 +97,20 @@ void bind_packed(nb::module_& m, const Binder& bind) {
 void bind_attention(const Binder& bind) {
   bind("append", +[](Address k, int64_t k_row, Address v, int64_t v_row, int rows, Address tails, int slots, int kv_heads, int head_dim,
                      bool half, Address items, int count) {
-    append(at<float>(k), k_row, at<float>(v), v_row, rows, cache_of(tails, slots, 0, 0, 0, kv_heads, head_dim, half), at<Item>(items), count);
+    append(at<float>(k), k_row, at<float>(v), v_row, rows, cache_of(tails, slots, 0, 0, 0, kv_heads, head_dim, half, 0, 0, 0),
+           at<Item>(items), count);
   });
-  bind("seal_raw", +[](Address tails, int slots, Address pages, int page_count, int64_t page_bytes, int kv_heads, int head_dim, bool half,
-                       Address items, int count) {
-    seal_raw(cache_of(tails, slots, pages, page_count, page_bytes, kv_heads, head_dim, half), at<Item>(items), count);
+  bind("seal", +[](Address tails, int slots, Address pages, int page_count, int64_t page_bytes, int kv_heads, int head_dim, bool half,
+                   int keys, int values, int lead, Address items, int count, Address table, int table_size) {
+    seal(cache_of(tails, slots, pages, page_count, page_bytes, kv_heads, head_dim, half, keys, values, lead), at<Item>(items), count,
+         at<int32_t>(table), table_size);
   });
   bind("paged_attention", +[](Address q, int64_t q_row, int rows, int heads, Address tails, int slots, Address pages, int page_count,
-                              int64_t page_bytes, int kv_heads, int head_dim, bool half, Address items, int count, Address table,
-                              int table_size, float scale, float softcap, int window, Address out) {
+                              int64_t page_bytes, int kv_heads, int head_dim, bool half, int keys, int values, int lead, Address items,
+                              int count, Address table, int table_size, float scale, float softcap, int window, Address out) {
     paged_attention(Queries{at<float>(q), q_row, rows, heads, scale, softcap, window},
-                    cache_of(tails, slots, pages, page_count, page_bytes, kv_heads, head_dim, half), at<Item>(items), count,
-                    at<int32_t>(table), table_size, at<float>(out));
+                    cache_of(tails, slots, pages, page_count, page_bytes, kv_heads, head_dim, half, keys, values, lead), at<Item>(items),
+                    count, at<int32_t>(table), table_size, at<float>(out));
   });
 }
 

@@ -6,6 +6,12 @@
 
 namespace {
 
+// C panels of elements as fp32, `panel` elements apart, the first at element `at`. Overloaded for what is no array of elements (codes.h).
+template <int C, class W>
+INLINE void load_panels(const W* w, ptrdiff_t at, ptrdiff_t panel, Vec* out) {
+  UNROLL for (int c = 0; c < C; ++c) out[c] = load(w + at + c * panel);
+}
+
 // out[r][16 p + lane] = sum over k of x[r][k] * w[k][p][lane]. With `resume` the chains go on from what `out` holds.
 template <class W>
 struct Product {
@@ -18,6 +24,7 @@ struct Product {
   float* out;
   ptrdiff_t out_row;
   bool resume;
+  ptrdiff_t w_first = 0;  // element of the first step's first panel
 };
 
 constexpr int ACCUMULATORS = REGISTERS == 32 ? 24 : 12;                                    // native registers for sums
@@ -30,7 +37,7 @@ constexpr int tile_panels(int rows) {
 template <int R, int C, class W>
 INLINE void tile(const Product<W>& a, int row, int panel) {
   const float* x = a.x + row * a.x_row;
-  const W* w = a.w + panel * a.w_panel;
+  ptrdiff_t at = a.w_first + panel * a.w_panel;
   float* out = a.out + row * a.out_row + panel * LANES;
   Vec sums[R][C];
   UNROLL for (int r = 0; r < R; ++r) {
@@ -38,12 +45,12 @@ INLINE void tile(const Product<W>& a, int row, int panel) {
   }
   for (int k = 0; k < a.depth; ++k) {
     Vec weights[C];
-    UNROLL for (int c = 0; c < C; ++c) weights[c] = load(w + c * a.w_panel);
+    load_panels<C>(a.w, at, a.w_panel, weights);
     UNROLL for (int r = 0; r < R; ++r) {
       Vec activation = broadcast(x[r * a.x_row + k]);
       UNROLL for (int c = 0; c < C; ++c) sums[r][c] = fma(activation, weights[c], sums[r][c]);
     }
-    w += a.w_k;
+    at += a.w_k;
   }
   UNROLL for (int r = 0; r < R; ++r) {
     UNROLL for (int c = 0; c < C; ++c) store(out + r * a.out_row + c * LANES, sums[r][c]);

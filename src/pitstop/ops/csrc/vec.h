@@ -169,6 +169,8 @@ PITSTOP_LANEWISE(mul, x* y)
 PITSTOP_LANEWISE(div, x / y)
 PITSTOP_LANEWISE(larger, x > y ? x : y)   // y where either is NaN
 PITSTOP_LANEWISE(smaller, x < y ? x : y)  // y where either is NaN
+PITSTOP_LANEWISE(least, (x < y) | (x != x) ? x : y)  // NaN where either is
+PITSTOP_LANEWISE(most, (x > y) | (x != x) ? x : y)   // NaN where either is
 #undef PITSTOP_LANEWISE
 
 INLINE Vec fma(Vec a, Vec b, Vec c) {
@@ -177,24 +179,30 @@ INLINE Vec fma(Vec a, Vec b, Vec c) {
   return r;
 }
 
+typedef float Four __attribute__((vector_size(16)));
+
 // Lane i + lane i+8, then +4, +2, +1.
 INLINE float sum(Vec v) {
-  float lanes[LANES];
-  store(lanes, v);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  Four part[4];
+  __builtin_memcpy(part, &v, sizeof part);
+  Four a = (part[0] + part[2]) + (part[1] + part[3]);
+  return (a[0] + a[2]) + (a[1] + a[3]);
 }
+// Lanes that are NaN are passed over, but for the first four.
 INLINE float largest(Vec v) {
-  float lanes[LANES];
-  store(lanes, v);
-  float r = lanes[0];
-  for (int i = 1; i < LANES; ++i) r = lanes[i] > r ? lanes[i] : r;
+  Four part[4];
+  __builtin_memcpy(part, &v, sizeof part);
+  UNROLL for (int i = 1; i < 4; ++i) part[0] = part[i] > part[0] ? part[i] : part[0];
+  float r = part[0][0];
+  UNROLL for (int i = 1; i < 4; ++i) r = part[0][i] > r ? part[0][i] : r;
   return r;
 }
 
 // Adding 1.5 * 2^23 rounds to an integer, which then sits in the low bits of the float.
 constexpr float ROUNDER = 0x1.8p23f;
+
+// Rounds lanes that hold at most 22 bits and a fraction to integers, to nearest even.
+INLINE Vec round(Vec v) { return sub(add(v, broadcast(ROUNDER)), broadcast(ROUNDER)); }
 
 // e^x within 1.1 ulp (measured by a test), gradual underflow and overflow to infinity included; NaN stays NaN.
 // x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r), q of degree 4 interpolating (e^r - 1 - r) / r^2 at Chebyshev nodes.

@@ -1,4 +1,4 @@
-"""rotate by the native kernels."""
+"""The rotations by the native kernels."""
 
 from __future__ import annotations
 
@@ -34,4 +34,10 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: tor
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor | Declined:
-    return Declined("no native kernel")
+    if reason := refuse(x=x):
+        return reason
+    x = strided(x)
+    rows, heads, dim = x.shape
+    out = dispatch.empty(rows, heads, dim)
+    dispatch.native.hadamard(x.data_ptr(), x.stride(0), rows, heads, dim, out.data_ptr())
+    return out
