@@ -1,5 +1,5 @@
 // Prints a checksum of what every kernel gives on inputs made from a seed. Built for two instruction sets, the two must print the same.
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -100,6 +100,52 @@ void rowwise(Random& random) {
   print("exp", results);
 }
 
+// A stream of 300 tokens in chunks of 100, one fp16 tail a segment, one page a segment and the lead page last.
+void attention(Random& random, const char* name, const Layout& layout) {
+  const int tokens = 300, heads = 6, kv_heads = 2, dim = 64, segments = 3;
+  std::vector<uint8_t> tails(segments * 2 * kv_heads * 128 * dim * 2);
+  Cache cache{tails.data(), segments, nullptr, segments + 1, 0, kv_heads, dim, true, layout};
+  cache.page_bytes = 4 * (int64_t)kv_heads * 128 * dim * 2;
+  std::vector<uint8_t> pages(cache.page_bytes * cache.page_count);
+  cache.pages = pages.data();
+  std::vector<int32_t> table;
+  if (layout.lead) table.push_back(segments);
+  for (int i = 0; i < segments; ++i) table.push_back(i);
+  std::vector<float> q = reals(random, tokens * heads * dim, 2), k = reals(random, tokens * kv_heads * dim), v = reals(random, tokens * kv_heads * dim);
+  std::vector<float> turned(q.size()), out(q.size());
+  hadamard(q.data(), heads * dim, tokens, heads, dim, turned.data());
+  print("hadamard", turned);
+  for (int start = 0; start < tokens; start += 100) {
+    std::vector<Item> items;
+    for (int at = start; at < start + 100;) {
+      int end = std::min(start + 100, at / 128 * 128 + 128);
+      items.push_back({at - start, end - at, at, at / 128, end % 128 ? -1 : at / 128, 0});
+      at = end;
+    }
+    ptrdiff_t first = (ptrdiff_t)start * kv_heads * dim;
+    append(k.data() + first, kv_heads * dim, v.data() + first, kv_heads * dim, 100, cache, items.data(), (int)items.size());
+    seal(cache, items.data(), (int)items.size(), table.data(), (int)table.size());
+    ptrdiff_t row = (ptrdiff_t)start * heads * dim;
+    paged_attention(Queries{q.data() + row, heads * dim, 100, heads, 0.1f, start ? 20.0f : 0.0f, start ? -1 : 50}, cache, items.data(),
+                    (int)items.size(), table.data(), (int)table.size(), out.data() + row);
+  }
+  print(name, pages.data(), pages.size());
+  print(name, out);
+}
+
+void attention(Random& random) {
+  Plane half{16, Ranges::none, Coding::absolute};
+  attention(random, "raw16", Layout{half, half, 0});
+  for (int bits = 2; bits <= 8; ++bits) {
+    Plane keys{bits, Ranges::channel, Coding::absolute}, values{bits, Ranges::token, Coding::absolute};
+    attention(random, "int", Layout{keys, values, bits >= 4 ? 8 : 0});
+  }
+  for (Coding coding : {Coding::absolute, Coding::closed, Coding::open}) {
+    Plane plane{8, Ranges::segment, coding};
+    attention(random, "baseline", Layout{plane, plane, 0});
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -108,4 +154,5 @@ int main() {
   packed(random);
   floats(random);
   rowwise(random);
+  attention(random);
 }
