@@ -11,7 +11,18 @@ from typing import Annotated
 import typer
 
 from pitstop.cli.generate import MaxTokens, Seed, Temperature, TopK, TopP
-from pitstop.cli.options import Backend, Context, Device, KVCodec, KVMemory, ModelOption, Threads, get_model
+from pitstop.cli.options import (
+    Activations,
+    Backend,
+    Context,
+    Device,
+    KVCodec,
+    KVGuard,
+    KVMemory,
+    ModelOption,
+    Threads,
+    get_model,
+)
 from pitstop.config import KVConfig, api_keys_from_env
 from pitstop.errors import InvalidRequest, PitstopError, Unavailable
 from pitstop.models.weights.fetch import DEFAULT_MODEL
@@ -33,10 +44,12 @@ def chat(
     seed: Seed = 0,
     device: Device = "auto",
     backend: Backend = "auto",
+    activations: Activations = "exact",
     threads: Threads = 0,
     context: Context = 0,
     kv: KVCodec = KVConfig().codec,
     kv_memory: KVMemory = 0,
+    kv_guard: KVGuard = KVConfig().guard,
 ) -> None:
     """Talk to a model. /reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer.
 
@@ -49,7 +62,9 @@ def chat(
     path = get_model(model)
     from pitstop import LLM
 
-    llm = LLM(str(path), device=device, backend=backend, threads=threads, codec=kv, memory=kv_memory, context=context)
+    engine = {"device": device, "backend": backend, "activations": activations, "threads": threads}
+    cache = {"codec": kv, "memory": kv_memory, "guard": kv_guard, "context": context}
+    llm = LLM(str(path), **engine, **cache)
     converse(lambda messages: llm.stream_chat(messages, params), system)
 
 

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from pitstop.cli.options import Backend, Context, Device, KVCodec, KVMemory, ModelOption, Threads, get_model
+from pitstop.cli.options import (
+    Activations,
+    Backend,
+    Context,
+    Device,
+    KVCodec,
+    KVGuard,
+    KVMemory,
+    ModelOption,
+    Threads,
+    get_model,
+)
 from pitstop.config import KVConfig
 from pitstop.models.weights.fetch import DEFAULT_MODEL
 from pitstop.types import SamplingParams
@@ -30,10 +41,12 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be given several times.")] = None,
     device: Device = "auto",
     backend: Backend = "auto",
+    activations: Activations = "exact",
     threads: Threads = 0,
     context: Context = 0,
     kv: KVCodec = KVConfig().codec,
     kv_memory: KVMemory = 0,
+    kv_guard: KVGuard = KVConfig().guard,
 ) -> None:
     """Continue PROMPT and print the continuation. The prompt is taken as it is, without a chat template: see `pitstop chat` for that."""
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()))
@@ -41,5 +54,7 @@ def generate(
     path = get_model(model)
     from pitstop import LLM
 
-    llm = LLM(str(path), device=device, backend=backend, threads=threads, codec=kv, memory=kv_memory, context=context)
+    engine = {"device": device, "backend": backend, "activations": activations, "threads": threads}
+    cache = {"codec": kv, "memory": kv_memory, "guard": kv_guard, "context": context}
+    llm = LLM(str(path), **engine, **cache)
     print(llm.generate([text], params)[0].text)

@@ -78,6 +78,10 @@ raw32: 32 bits, to compare with references.
 
 Options follow a colon: int4:keys=5,values=4,lead=8,rotate=keys."""
 KVCodec = Annotated[str, typer.Option("--kv", metavar="CODEC", help=KV_HELP)]
+KVGuard = Annotated[
+    Literal["warn", "strict", "off"],
+    typer.Option("--kv-guard", help="When a compressed --kv changes this model too much: warn, do not start, or do not measure it."),
+]
 KVMemory = Annotated[int, size_option("--kv-memory", 0, "Memory for the KV cache, like 2GiB; 0: a quarter of what is free, 4GiB at most.")]
 
 

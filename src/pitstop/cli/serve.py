@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pitstop.cli.options import Activations, Backend, Context, Device, KVCodec, KVMemory, Model, Threads, finite, get_model, size_option
+from pitstop.cli.options import (
+    Activations,
+    Backend,
+    Context,
+    Device,
+    KVCodec,
+    KVGuard,
+    KVMemory,
+    Model,
+    Threads,
+    finite,
+    get_model,
+    size_option,
+)
 from pitstop.config import EngineConfig, KVConfig, PoolConfig, ServerConfig, api_keys_from_env
 from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
 
@@ -30,6 +43,7 @@ def serve(
     context: Context = _KV.context,
     kv: KVCodec = _KV.codec,
     kv_memory: KVMemory = _KV.memory,
+    kv_guard: KVGuard = _KV.guard,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = _ENGINE.prefill_chunk,
     max_running: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = _ENGINE.max_running,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429 Too Many Requests.")] = _POOL.max_waiting,
@@ -68,7 +82,7 @@ def serve(
         threads=threads,
         prefill_chunk=prefill_chunk,
         max_running=max_running,
-        kv=KVConfig(codec=kv, memory=kv_memory, context=context, prefix_cache=prefix_cache),
+        kv=KVConfig(codec=kv, memory=kv_memory, context=context, prefix_cache=prefix_cache, guard=kv_guard),
     )
     from pitstop.pool import spawn
 

@@ -10,6 +10,7 @@ import torch
 
 from pitstop import codecs
 from pitstop.config import EngineConfig, resolve
+from pitstop.engine import guard
 from pitstop.engine.protocol import Stats
 from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
@@ -50,6 +51,7 @@ class Engine:
         dispatch.set_threads(config.threads)
         context = self.config.kv.context
         model = load_model(file, config.device, context, config.activations)
+        self._loss = guard.check(self.config, file, codec, shape, model)
         store = KVStore(codec, shape, pages, tails, config.device)
         rows = config.prefill_chunk + config.max_running
         view = StepView(store, rows, config.max_running * (stream_pages(context, codec.lead_pages) + 1), config.device)
@@ -123,6 +125,7 @@ class Engine:
             f"{config.device}, {config.threads} threads, kernels: {dispatch.describe()}",
             f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB, {self.capacity}",
         ]
+        lines += self._loss
         if config.activations == "int8":
             lines.append(INT8_LOSS)
         if reason := dispatch.native_missing():

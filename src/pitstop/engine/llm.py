@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from pitstop.text.stream import TextStream
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import FinishReason, Logprob, Request, SamplingParams
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -58,7 +61,8 @@ class LLM:
     """A model in this process.
 
     model: a name that `pitstop models list` shows (fetched when missing) or a path to a GGUF file. Options are EngineConfig's and, after
-    them, KVConfig's (`codec`, `memory`, `context`, `prefix_cache`, `cached_tails`). Raises ConfigError, WeightsError, DownloadFailed.
+    them, KVConfig's (`codec`, `memory`, `context`, `prefix_cache`, `cached_tails`, `guard`). What the engine warns of is logged.
+    Raises ConfigError, WeightsError, DownloadFailed.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "smollm2-135m-instruct", **options) -> None:
@@ -71,6 +75,9 @@ class LLM:
         self.tokenizer = Tokenizer(vocabulary)
         self.template = ChatTemplate(vocabulary.chat_template, self.tokenizer) if vocabulary.chat_template else None
         self.engine = Engine(EngineConfig(model=str(path), kv=kv, **rest), file)
+        for note in self.engine.notes():
+            if note.startswith("WARNING"):
+                log.warning(note)
         self._ids = itertools.count()
 
     def generate(

@@ -106,8 +106,10 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return calls
 
 
-ENGINE = ["--device", "cpu", "--backend", "ref", "--threads", "2", "--context", "64", "--kv", "raw16", "--kv-memory", "1MiB"]
-ENGINE_OPTIONS = {"device": "cpu", "backend": "ref", "threads": 2, "codec": "raw16", "memory": 1 << 20, "context": 64}
+ENGINE = ["--device", "cpu", "--backend", "ref", "--threads", "2", "--context", "64", "--kv", "int8", "--kv-memory", "1MiB"]
+ENGINE += ["--kv-guard", "strict", "--activations", "int8"]
+ENGINE_OPTIONS = {"device": "cpu", "backend": "ref", "activations": "int8", "threads": 2}
+ENGINE_OPTIONS |= {"codec": "int8", "memory": 1 << 20, "context": 64, "guard": "strict"}
 SAMPLING = ["--max-tokens", "9", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "4", "--seed", "7"]
 PARAMS = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, seed=7)
 

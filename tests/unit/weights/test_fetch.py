@@ -109,6 +109,16 @@ def test_second_start_reads_no_byte_of_the_file(host: Host, monkeypatch: pytest.
     assert fetch.pull("toy") == path
 
 
+def test_identity_is_the_checksum_once_that_is_known(host: Host, model: NamedModel) -> None:
+    path = fetch.pull("toy")
+    assert fetch.identity(path) == model.sha256
+    path.write_bytes(b"another")
+    assert fetch.identity(path) == f"{path} 7 {path.stat().st_mtime_ns}"
+    first = fetch.identity(path)
+    path.write_bytes(b"longer than it was")
+    assert fetch.identity(path) != first
+
+
 def test_a_cut_connection_goes_on(host: Host) -> None:
     host.cuts = [100_000, 50_000]
     assert fetch.pull("toy").read_bytes() == CONTENT

@@ -103,6 +103,14 @@ def verified(model: NamedModel, path: Path) -> bool:
     return True
 
 
+def identity(path: Path) -> str:
+    """What tells a model file from others, without reading it: its sha256 if `verified` has computed that, else its path, size and time."""
+    state, stamp = path.stat(), _stamp_file(path)
+    as_it_was = f"{state.st_size} {state.st_mtime_ns}"
+    digest, _, rest = stamp.read_text().partition(" ") if stamp.exists() else ("", "", "")
+    return digest if rest == f"{as_it_was}\n" else f"{path.resolve()} {as_it_was}"
+
+
 def pull(name_or_path: str, progress: Progress | None = None) -> Path:
     """The model's file: of a name, fetched unless it is here; a path as it is.
 
