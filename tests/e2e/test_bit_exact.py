@@ -20,7 +20,6 @@ from pitstop.models import llama
 from pitstop.ops import dispatch
 from pitstop.types import KVShape, Request
 
-BACKEND = "ref"  # of compressed codecs, where native kernels do not take their layouts
 CODECS = ("int8", "int4", "adaptive8", "delta8")
 Answers = list[tuple[list[int], list]]
 Segments = dict[tuple[int, ...], list[torch.Tensor]]
@@ -111,7 +110,7 @@ def check_matrix(path: Path, longest: int, count: int, **options) -> None:
         assert sum(output.cached_tokens for output in warm) > 0.5 * sum(map(len, prompts)), "the prefix cache was not used"
         assert bits(warm) == expected, f"chunk {chunk}, warm prefix cache"
         same_bytes(llm, segments, most, f"chunk {chunk}, warm prefix cache")
-    memory = memory_for(alone, tokens=longest, tails=7)
+    memory = memory_for(alone, tokens=longest + 12, tails=7)
     llm = LLM(path, memory=memory, max_running=4, prefill_chunk=128, cached_tails=0, **options)
     assert bits(llm.generate(prompts, params)) == expected, "with preemption"
     assert llm.engine.scheduler.preemptions > 0, "nothing was preempted: the row proves nothing"
@@ -148,8 +147,10 @@ def test_toy_matrix_of_stored_kinds(tmp_path: Path, kind: str, activations: str)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_toy_matrix_of_codecs(wide_toy: Path, codec: str) -> None:
-    check_matrix(wide_toy, longest=300, count=8, backend=BACKEND, codec=codec, guard="off")
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_toy_matrix_of_codecs(wide_toy: Path, codec: str, backend: str) -> None:
+    native = backend == "cpu"
+    check_matrix(wide_toy, longest=380 if native else 300, count=32 if native else 8, backend=backend, codec=codec, guard="off")
 
 
 @pytest.mark.model
@@ -162,20 +163,20 @@ def test_default_model_matrix(model_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_default_model_matrix_of_codecs(model_path: Path, codec: str) -> None:
-    check_matrix(model_path, longest=400, count=8, backend="cpu", codec=codec, guard="off")
+    check_matrix(model_path, longest=300, count=8, backend="cpu", codec=codec, guard="off")
 
 
 @pytest.mark.parametrize("codec", ["raw16", *CODECS])
 def test_two_threads_equal_one(wide_toy: Path, codec: str) -> None:
     prompts, params = prompts_and_params(259, 300, 12)
-    one, two = (LLM(wide_toy, threads=threads, backend=BACKEND, codec=codec, guard="off") for threads in (1, 2))
+    one, two = (LLM(wide_toy, threads=threads, backend="cpu", codec=codec, guard="off") for threads in (1, 2))
     assert bits(two.generate(prompts, params)) == bits(one.generate(prompts, params))
     same_bytes(two, segments := stored(one), len(segments), "two threads")
 
 
 @pytest.mark.parametrize("codec", ["raw16", *CODECS])
 def test_choices_of_one_request_equal_each_alone(wide_toy: Path, codec: str) -> None:
-    options = {"codec": codec, "guard": "off", "backend": BACKEND}
+    options = {"codec": codec, "guard": "off", "backend": "cpu"}
     params = SamplingParams(max_tokens=70, seed=5, logprobs=2, ignore_eos=True)
     llm = LLM(wide_toy, **options)
     together = bits(llm.generate([[7] * 200], params, n=4))
@@ -190,10 +191,10 @@ def test_choices_of_one_request_equal_each_alone(wide_toy: Path, codec: str) -> 
 def test_a_neighbour_that_is_cancelled_leaves_no_trace(wide_toy: Path, codec: str) -> None:
     """Cancelled in its prefill, and while it answers; what it had sealed by then stays, and is right."""
     prompts, params = prompts_and_params(259, 400, 8)
-    alone = LLM(wide_toy, max_running=1, backend=BACKEND, codec=codec, guard="off")
+    alone = LLM(wide_toy, max_running=1, backend="cpu", codec=codec, guard="off")
     expected, segments = one_by_one(alone, prompts, params)
     for steps in (1, 4, 12):
-        engine = (llm := LLM(wide_toy, prefill_chunk=100, backend=BACKEND, codec=codec, guard="off")).engine
+        engine = (llm := LLM(wide_toy, prefill_chunk=100, backend="cpu", codec=codec, guard="off")).engine
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             engine.submit(Request(id=str(index), prompt=prompt, params=param))
         answers: dict[str, tuple[list[int], list]] = {str(index): ([], []) for index in range(len(prompts))}
@@ -254,10 +255,10 @@ def test_a_planted_byte_that_depends_on_the_batch_is_seen(wide_toy: Path, monkey
 @pytest.mark.parametrize("codec", ["raw16", *CODECS])
 def test_decode_graphs_change_no_bit(wide_toy: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     prompts, params = prompts_and_params(259, 300, 12)
-    recorded = LLM(wide_toy, backend=BACKEND, codec=codec, guard="off")
+    recorded = LLM(wide_toy, backend="cpu", codec=codec, guard="off")
     with_graphs = bits(recorded.generate(prompts, params))
     monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)
-    eager = LLM(wide_toy, backend=BACKEND, codec=codec, guard="off")
+    eager = LLM(wide_toy, backend="cpu", codec=codec, guard="off")
     assert bits(eager.generate(prompts, params)) == with_graphs
     same_bytes(recorded, segments := stored(eager), len(segments), "with graphs")
 

@@ -11,7 +11,6 @@ import torch
 from toy_gguf import write_toy_gguf
 
 from pitstop import LLM, SamplingParams
-from pitstop.ops import dispatch
 
 CODECS = ("raw16", "int8", "int4", "adaptive8", "delta8")
 ONE = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
@@ -26,10 +25,9 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=CODECS)
 def ask(request: pytest.FixtureRequest, toy: Path) -> Iterator[Ask]:
     """From a prompt to how many of its tokens came from the cache."""
-    llm = LLM(toy, codec=request.param, guard="off", backend="ref")
+    llm = LLM(toy, codec=request.param, guard="off")
     yield lambda prompt: llm.generate([prompt], ONE)[0].cached_tokens
     llm.engine.check()
-    dispatch.use("auto")
 
 
 def words(seed: int, count: int) -> list[int]:
@@ -67,7 +65,7 @@ def test_a_conversation_recomputes_one_token_a_turn(ask: Ask) -> None:
 
 def test_many_branch_points_are_kept_up_to_the_limit(toy: Path) -> None:
     """32 open segments are kept; a branch point whose segment had to go costs its next sharer at most 127 tokens, as the first time."""
-    llm = LLM(toy, codec="int8", guard="off", backend="ref", cached_tails=4)
+    llm = LLM(toy, codec="int8", guard="off", cached_tails=4)
     trunks = [words(seed, 200) for seed in range(5)]
     hits = []
     for round in range(3):
@@ -75,4 +73,3 @@ def test_many_branch_points_are_kept_up_to_the_limit(toy: Path) -> None:
     assert hits[0] == [0] * 5
     assert all(hit == 128 for hit in hits[1])
     assert all(hit in (128, 200) for hit in hits[2])
-    dispatch.use("auto")

@@ -68,7 +68,7 @@ def _segments(store: KVStore, pages: list[int]) -> list[torch.Tensor]:
     return [tensor for pair in parts for tensor in pair]
 
 
-@pytest.mark.parametrize("backend", ["ref"])
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("codec", ["raw16", "int8", "int4", "adaptive8", "delta8"])
 def test_outputs_and_stored_segments_do_not_depend_on_chunks_or_neighbours(codec: str, spec: str, backend: str) -> None:
