@@ -42,7 +42,7 @@ def matching(pattern: str) -> list[str]:
 
 PITSTOP = r"\.venv/bin/pitstop "
 LOCAL = PITSTOP + r"(.*--help|models list|doctor)$"
-KINDS = (r"sudo apt install ", r"make ", LOCAL, PITSTOP + "generate ", PITSTOP + "chat --url ", r"curl ")
+KINDS = (r"sudo apt install ", r"make ", LOCAL, PITSTOP + "generate ", PITSTOP + "chat --url ", r"curl ", PITSTOP + "kv-report")
 
 
 def own_process(command: str) -> list[str]:
@@ -189,6 +189,18 @@ def test_chat(command: str, address: str, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize("command", matching(KINDS[3]))
 def test_generate(command: str, environment: dict[str, str]) -> None:
     assert "Paris" in run(own_process(command), env=environment)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("command", matching(KINDS[6]))
+def test_kv_report(command: str, environment: dict[str, str]) -> None:
+    """The figures in the text are those that it prints."""
+    report = json.loads(run([*own_process(command), "--json"], env=environment))
+    bits = {row["codec"]: f"{row['own']['8192']:.1f}" for row in report["rows"]}
+    for page, unit in ((ENGLISH, "bits"), (CHINESE, "位")):
+        section = page.read_text(encoding="utf-8").partition(command)[2].partition("\n## ")[0]
+        for codec in ("int8", "int4"):
+            assert f"{bits[codec]} {unit}" in section, f"{page.name}: {codec} takes {bits[codec]} bits"
 
 
 @pytest.mark.model
