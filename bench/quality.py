@@ -26,10 +26,11 @@ from measure import CASES, Case
 
 from pitstop import LLM, SamplingParams
 from pitstop.config import usable_cores
+from pitstop.engine import sampler
 from pitstop.engine.runner import Runner
 from pitstop.models.weights.fetch import pull
 from pitstop.stats import changed_top, kl_divergence, log_softmax, percentile, perplexity
-from pitstop.types import Request, StepPlan
+from pitstop.types import Logprob, Request, StepPlan
 
 SERVED = "raw16"
 SPEEDS = ("decode_1", "prefill_512")
@@ -72,7 +73,8 @@ def all_logits(llm: LLM, prompt: list[int], first: int = 0) -> np.ndarray:
         chunks.append(logits[max(first - plan.spans[0].start, 0) :].copy())
         return logits
 
-    with mock.patch.object(Runner, "logits", keep):
+    unscored = mock.patch.object(sampler, "logprob", lambda row, token, count: Logprob(token, 0.0))  # nobody looks at them
+    with unscored, mock.patch.object(Runner, "logits", keep):
         llm.engine.submit(Request(id="score", prompt=prompt, params=SamplingParams(max_tokens=0, prompt_logprobs=0)))
         while llm.engine.busy:
             llm.engine.step()
