@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from pitstop import codecs
+from pitstop.cli.options import KV_HELP
 from pitstop.errors import ConfigError
+from pitstop.kv.capacity import bits_per_value
 from pitstop.ops.attention import Plane
 from pitstop.types import SEGMENT, KVShape
 
@@ -92,3 +97,24 @@ def test_a_rotation_needs_a_power_of_two():
 def test_a_first_segment_must_fit_into_two_pages():
     assert "the first segment at 8 bits takes" in refusal("int4:keys=3,values=3", 64)
     assert refusal("int4:keys=3,values=3,lead=6", 64) is None
+
+
+@pytest.mark.parametrize("name", codecs.names())
+def test_the_help_names_every_codec(name):
+    assert re.search(rf"^(.*, )?{name}[,:]", KV_HELP, re.MULTILINE)
+
+
+def test_the_bits_in_the_docs_are_those_allocated():
+    table = (Path(__file__).parents[2] / "docs" / "kv.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` \| ([\d.]+) / ([\d.]+) \|", table, re.MULTILINE)
+    assert {name for name, *_ in rows} == {*codecs.names()} - {"raw32"}
+    for name, *bits in rows:
+        assert bits == [f"{bits_per_value(codecs.get(name), SMOLLM2, length):.2f}" for length in (8192, 32768)], name
+
+
+def test_the_bars_for_bits():
+    """At most 8.7 bits a value at 8K for the 8-bit tier; 4.7 at 8K and 4.45 at 32K for the 4-bit tier."""
+    bits = {(name, length): bits_per_value(codecs.get(name), SMOLLM2, length) for name in ("int8", "int4") for length in (8192, 32768)}
+    assert bits["int8", 8192] <= 8.7
+    assert bits["int4", 8192] <= 4.7
+    assert bits["int4", 32768] <= 4.45
