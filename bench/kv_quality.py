@@ -8,7 +8,8 @@ the floor. Perplexity against the same. llama.cpp's q8_0 and q4_0 caches are com
 other roundings are in both. Bits a value count all that is allocated (kv/capacity.py), averaged over 128 lengths.
 
 A cache is sealed once, so scoring a prompt gives the bits of decoding it token by token: checked first, for every codec, on one window.
-Last a needle: a fact told in the first turn of a conversation, asked for in the last. The last line is JSON.
+Last a needle: a fact told in the first turn of a conversation, asked for in the last. All of it takes more than an hour on two cores, most
+of it llama.cpp's at 8K; --quick takes minutes. The last line is JSON.
 """
 
 from __future__ import annotations
