@@ -68,8 +68,14 @@ void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float
 void rotate(const float* x, const float* cos, const float* sin, int heads, int head_dim, bool interleaved, float* out) {
   int half = head_dim / 2;
   int first = interleaved ? 2 : 1, second = interleaved ? 1 : half;
+  int whole = interleaved ? 0 : half / LANES * LANES;
   for (int h = 0; h < heads; ++h, x += head_dim, out += head_dim) {
-    for (int i = 0; i < half; ++i) {
+    for (int i = 0; i < whole; i += LANES) {
+      Vec a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+      store(out + i, sub(mul(a, c), mul(b, s)));
+      store(out + half + i, add(mul(b, c), mul(a, s)));
+    }
+    for (int i = whole; i < half; ++i) {
       float a = x[i * first], b = x[i * first + second];
       out[i * first] = a * cos[i] - b * sin[i];
       out[i * first + second] = b * cos[i] + a * sin[i];

@@ -57,15 +57,18 @@ INLINE void tile(const Product<W>& a, int row, int panel) {
   }
 }
 
-// Panels outside, rows inside: the panels of a tile stay in the nearest cache for all rows.
-template <int R, class W>
-__attribute__((noinline)) void sweep(const Product<W>& a, int first_row, int last_row, int panels) {
-  constexpr int C = tile_panels(R);
-  int panel = 0;
+// Panels outside, rows inside: the panels of a tile stay in the nearest cache for all rows. What is left after the widest tiles goes
+// through ever narrower ones.
+template <int R, int C, class W>
+INLINE void sweep_from(const Product<W>& a, int first_row, int last_row, int panel, int panels) {
   for (; panel + C <= panels; panel += C)
     for (int row = first_row; row < last_row; row += R) tile<R, C>(a, row, panel);
-  for (; panel < panels; ++panel)
-    for (int row = first_row; row < last_row; row += R) tile<R, 1>(a, row, panel);
+  if constexpr (C > 1) sweep_from<R, C / 2>(a, first_row, last_row, panel, panels);
+}
+
+template <int R, class W>
+__attribute__((noinline)) void sweep(const Product<W>& a, int first_row, int last_row, int panels) {
+  sweep_from<R, tile_panels(R)>(a, first_row, last_row, 0, panels);
 }
 
 template <int R, class W>

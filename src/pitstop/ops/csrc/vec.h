@@ -112,6 +112,10 @@ INLINE void narrow(Half* p, Native v) {
 
 // ---- memory
 
+// Asks for memory that will be read soon.
+INLINE void prefetch(const void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i);
+}
 INLINE Vec load(const float* p) {
   Vec r;
   UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy(&r.part[i], p + i * WIDTH, sizeof(Native));
@@ -218,10 +222,14 @@ INLINE Vec exp(Vec x) {
   q = fma(q, r, broadcast(0x1p-1f));
   Vec e = add(fma(mul(r, r), q, r), broadcast(1.0f));
   UNROLL for (int i = 0; i < PARTS; ++i) {
+#if defined(__AVX512F__)
+    e.part[i] = _mm512_scalef_ps(e.part[i], n.part[i]);  // rounds once, as what follows does
+#else
     // Two half powers, so that subnormal results are rounded once and 2^128 is reached without overflow of the scale.
     NativeInt whole = (NativeInt)shifted.part[i] - (NativeInt)(Native{} + ROUNDER);
     NativeInt low = whole >> 1, high = whole - low;
     e.part[i] = e.part[i] * (Native)((low + 127) << 23) * (Native)((high + 127) << 23);
+#endif
   }
   return e;
 }
