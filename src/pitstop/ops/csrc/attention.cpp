@@ -34,7 +34,6 @@ struct Call {
   float* out;
   std::vector<Block>& blocks;
   std::vector<Unit>& units;
-  int threads;  // each takes about every so many units
   size_t partial_floats = 0;
 
   int group() const { return queries.heads / cache.kv_heads; }
@@ -82,8 +81,7 @@ Head locate(const Call& call, const Block& block, int segment) {
   return page_head(call.cache, pages[segment + lead], lead && segment == 0 ? pages[0] : -1, block.kv_head);
 }
 
-void attend(const Call& call, const Block& block, int segment, const Unit* next, const float* q, int* ranges, float* scratch,
-            const Partial& out) {
+void attend(const Call& call, const Block& block, int segment, const float* q, int* ranges, float* scratch, const Partial& out) {
   const Cache& cache = call.cache;
   int group = call.group(), vectors = block.rows * group, window = call.queries.window;
   int *low = ranges, *high = ranges + vectors;
@@ -92,12 +90,10 @@ void attend(const Call& call, const Block& block, int segment, const Unit* next,
     low[i] = window < 0 ? 0 : std::max(0, position - window + 1);
     high[i] = std::min(SEGMENT, position + 1);
   }
-  Head head = locate(call, block, segment), ahead{};
-  if (next && next->segment >= 0) ahead = locate(call, call.blocks[next->block], next->segment);
-  kernels().attend_segment(
-      SegmentBlock{q, vectors, low, high, head.keys, head.key_plane, head.values, head.value_plane, cache.head_dim, call.queries.scale,
-                   call.queries.softcap, ahead.keys, ahead.keys ? plane_bytes(ahead.key_plane, cache.head_dim) : 0, scratch},
-      out);
+  Head head = locate(call, block, segment);
+  kernels().attend_segment(SegmentBlock{q, vectors, low, high, head.keys, head.key_plane, head.values, head.value_plane, cache.head_dim,
+                                        call.queries.scale, call.queries.softcap, scratch},
+                           out);
 }
 
 void finish(const Call& call, const Block& block, const Partial& state, ptrdiff_t* offsets) {
@@ -108,9 +104,9 @@ void finish(const Call& call, const Block& block, const Partial& state, ptrdiff_
 }
 
 // One unit of work: a block's segment into its partial, or a whole block into the output.
-void run_unit(const Call& call, int index, float* partials) {
-  const Block& block = call.blocks[call.units[index].block];
-  int segment = call.units[index].segment, ahead = index + call.threads;
+void run_unit(const Call& call, const Unit& unit, float* partials) {
+  const Block& block = call.blocks[unit.block];
+  int segment = unit.segment;
   int head_dim = call.cache.head_dim, vectors = block.rows * call.group();
   size_t size = partial_size(vectors, head_dim), q_size = (size_t)vectors * head_dim;
   size_t padded = (q_size + 4 * vectors + 15) / 16 * 16;  // queries, ranges and offsets
@@ -122,13 +118,12 @@ void run_unit(const Call& call, int index, float* partials) {
   gather_queries(call, block, q);
   if (segment >= 0) {
     Partial out = partial_at(partials + block.partial + (segment - block.first) * size, vectors);
-    const Unit* next = ahead < (int)call.units.size() ? &call.units[ahead] : nullptr;
-    return attend(call, block, segment, next, q, ranges, segment_memory, out);
+    return attend(call, block, segment, q, ranges, segment_memory, out);
   }
   Partial state = partial_at(own_partials, vectors), next = partial_at(own_partials + size, vectors);
   std::fill_n(state.total, vectors, 0.0f);
   for (int s = block.first; s <= block.own; ++s) {
-    attend(call, block, s, nullptr, q, ranges, segment_memory, next);
+    attend(call, block, s, q, ranges, segment_memory, next);
     kernels().merge(state, (ptrdiff_t)size, 1, vectors, head_dim);
   }
   finish(call, block, state, reinterpret_cast<ptrdiff_t*>(ranges));
@@ -152,10 +147,10 @@ void paged_attention(const Queries& queries, const Cache& cache, const Item* ite
   thread_local std::vector<Block> blocks;
   thread_local std::vector<Unit> units;
   blocks.clear(), units.clear();
-  Call call{queries, cache, table, out, blocks, units, threads()};
+  Call call{queries, cache, table, out, blocks, units};
   plan(call, items, count);
   float* partials = call_scratch(call.partial_floats);
-  parallel((int)units.size(), [&](int i) { run_unit(call, i, partials); });
+  parallel((int)units.size(), [&](int i) { run_unit(call, call.units[i], partials); });
   if (call.partial_floats == 0) return;
   auto merge_block = [&](int i) {
     if (call.blocks[i].partial >= 0) merge_split(call, call.blocks[i], partials);

@@ -195,10 +195,7 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
     fold_keys(b, ranges, q, bias);
     folded = q;
   }
-  // A single tile of queries computes about as fast as memory brings its planes: each is asked for one phase ahead.
-  if (b.count <= TILE_ROWS) prefetch(b.values, plane_bytes(b.value_plane, b.head_dim));
   with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, folded, keys, first, last, scores); });
-  if (b.next_keys) prefetch(b.next_keys, b.next_bytes);
   for (int i = 0; i < b.count; ++i) {
     if (b.low[i] < b.high[i])
       softmax_numerators(scores + i * SEGMENT, first, last, b.low[i], b.high[i], bias[i], b.scale, b.softcap, out.largest + i,

@@ -21,8 +21,6 @@ struct SegmentBlock {
   int head_dim;
   float scale;
   float softcap;   // 0: none
-  const uint8_t* next_keys;  // what the thread will probably read after this segment, or null
-  size_t next_bytes;
   float* scratch;  // segment_scratch(count, head_dim) floats
 };
 

@@ -112,10 +112,6 @@ INLINE void narrow(Half* p, Native v) {
 
 // ---- memory
 
-// Asks for memory that will be read soon.
-INLINE void prefetch(const void* p, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i);
-}
 INLINE Vec load(const float* p) {
   Vec r;
   UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy(&r.part[i], p + i * WIDTH, sizeof(Native));
