@@ -199,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     common = {"threads": options.threads, "prefix_cache": False, "prefill_chunk": options.chunk, "activations": options.activations}
     graphs = LLM(options.model, **common)
-    with mock.patch.object(DecodeGraphs, "usable", staticmethod(lambda: False)):
+    with mock.patch.object(DecodeGraphs, "usable", staticmethod(lambda device: False)):
         eager = LLM(options.model, **common)
     result, text = {}, texts.read()
     with Others() as others:

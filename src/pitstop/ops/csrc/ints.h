@@ -140,6 +140,10 @@ INLINE Ints offset_bytes(Ints a) {
   UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] ^= (int32_t)0x80808080;
   return a;
 }
+INLINE Ints add(Ints a, Ints b) {
+  UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] += b.part[i];
+  return a;
+}
 INLINE Vec to_float(Ints a) {
   Vec r;
   UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = __builtin_convertvector(a.part[i], Native);
@@ -153,7 +157,7 @@ INLINE Ints round_to_int(Vec x) {
   return r;
 }
 
-// The low 16 or 8 bits of each lane, in order.
+// The low 16 bits of each lane, in order.
 INLINE void store_shorts(int16_t* p, Ints v) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v.part[0]));
@@ -166,26 +170,54 @@ INLINE void store_shorts(int16_t* p, Ints v) {
   for (int i = 0; i < LANES; ++i) p[i] = (int16_t)lanes[i];
 #endif
 }
+// The low 8 bits of each lane, each eight in the order 0 4 1 5 2 6 3 7.
+INLINE void store_eights(int8_t* p, Ints v) {
+#if defined(__AVX2__)
+  const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+#if defined(__AVX512F__)
+  __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v.part[0]);
+#else
+  __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)v.part[0], (__m256i)v.part[1]), 0xd8);
+  __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1));
+#endif
+  _mm_storeu_si128((__m128i*)p, _mm_shuffle_epi8(bytes, order));
+#else
+  int32_t lanes[LANES];
+  store_ints(lanes, v);
+  for (int i = 0; i < LANES; ++i) p[i] = (int8_t)lanes[i / 8 * 8 + i % 2 * 4 + i % 8 / 2];
+#endif
+}
+
+INLINE NativeInt larger_ints(NativeInt a, NativeInt b) { return a > b ? a : b; }
+
+#if defined(__AVX512F__)
+INLINE int32_t sum_native(NativeInt v) { return _mm512_reduce_add_epi32((__m512i)v); }
+INLINE int32_t largest_native(NativeInt v) { return _mm512_reduce_max_epi32((__m512i)v); }
+#else
+INLINE int32_t sum_native(NativeInt v) {
+  int32_t sum = 0;
+  for (int i = 0; i < WIDTH; ++i) sum += v[i];
+  return sum;
+}
+INLINE int32_t largest_native(NativeInt v) {
+  int32_t largest = v[0];
+  for (int i = 1; i < WIDTH; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+}
+#endif
 
 INLINE int32_t sum_lanes(Ints v) {
   NativeInt total = v.part[0];
   for (int i = 1; i < PARTS; ++i) total += v.part[i];
-  int32_t sum = 0;
-  for (int i = 0; i < WIDTH; ++i) sum += total[i];
-  return sum;
+  return sum_native(total);
 }
 
 // The largest |x| as bits: an integer maximum, which puts infinity above every number and NaN above that.
 INLINE uint32_t largest_magnitude(Vec a, Vec b) {
   NativeInt top = NativeInt{};
-  UNROLL for (int i = 0; i < PARTS; ++i) {
-    NativeInt x = (NativeInt)a.part[i] & 0x7fffffff, y = (NativeInt)b.part[i] & 0x7fffffff;
-    x = x > y ? x : y;
-    top = top > x ? top : x;
-  }
-  int32_t result = 0;
-  for (int i = 0; i < WIDTH; ++i) result = top[i] > result ? top[i] : result;
-  return (uint32_t)result;
+  UNROLL for (int i = 0; i < PARTS; ++i)
+    top = larger_ints(top, larger_ints((NativeInt)a.part[i] & 0x7fffffff, (NativeInt)b.part[i] & 0x7fffffff));
+  return (uint32_t)largest_native(top);
 }
 
 }  // namespace

@@ -172,5 +172,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, silu_mul, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
+    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, silu_mul, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
 };

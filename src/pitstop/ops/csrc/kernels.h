@@ -43,15 +43,16 @@ enum class Floats : int { fp32 = 0, fp16 = 1, bf16 = 2 };
 
 struct Kernels {
   const char* name;
-  bool fma;  // false: fused multiply-adds are emulated, exact but slow
+  int packed_rows;  // of the largest tile of packed_linear
+  bool fma;         // false: fused multiply-adds are emulated, exact but slow
   // x [rows][depth] * packed panels [panels][depth][16] -> out [rows][columns], columns <= 16 panels
   void (*linear)(const float* x, ptrdiff_t x_row, int rows, Floats kind, const void* w, int depth, int panels, int columns, float* out,
                  ptrdiff_t out_row);
-  // Packed weights times quantised rows, or rows as they are; groups dequantised to [32][16]; rows quantised to `levels` (packed.h)
+  // Packed weights (packed.h) times a tile of quantised rows, or rows as they are; groups dequantised to [32][16]; a tile's rows quantised
   void (*packed_linear)(const PackedTask& task, const Activations& x);
-  void (*packed_linear_fp32)(const PackedTask& task, const float* x, ptrdiff_t x_row);
+  void (*packed_linear_fp32)(const PackedTask& task, const float* x, ptrdiff_t x_row, int rows, float* scratch);  // of fp32_scratch
   void (*dequantize_group)(Weights kind, const uint8_t* panel, int group, float* out);
-  void (*quantize)(const float* x, ptrdiff_t x_row, int first, int count, int depth, float levels, const Activations& out);
+  void (*quantize)(const float* x, ptrdiff_t x_row, int depth, float levels, const Activations& out);
   bool (*takes_bytes)(Weights kind);  // whether int8 activations should come as bytes for these weights
   void (*rms_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
   void (*silu_mul)(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);

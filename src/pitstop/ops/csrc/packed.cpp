@@ -11,29 +11,65 @@ namespace pitstop {
 namespace {
 
 constexpr int64_t WORTH_SPLITTING = 1 << 17;  // multiply-adds; below, waking a thread costs more than it brings
-constexpr int TASK_ROWS = 96;                 // their activations of one group, and accumulators, stay in the nearest cache
-constexpr int QUANTIZE_ROWS = 16;             // rows of one task
+constexpr int TASKS = 16;                     // at least, where there are panels for them: enough to share out evenly
+constexpr int TASK_PANELS = 16;               // at most: they stay in the second cache while all tiles pass
+constexpr int FP32_ROWS = 96;                 // of a task; their accumulators stay in the nearest cache
 
-Activations quantized(const float* x, ptrdiff_t x_row, int rows, int depth, Weights kind, Precision precision) {
-  const Kernels& kernel = kernels();
-  bool bytes = precision == Precision::int8 && kernel.takes_bytes(kind);
-  size_t groups = depth / GROUP, count = groups * rows;
-  float* memory = call_scratch(count * (bytes ? GROUP / 4 : GROUP / 2) + 3 * count);
-  Activations out{memory, memory + count * (bytes ? GROUP / 4 : GROUP / 2), nullptr, nullptr, rows, bytes};
-  out.sums = out.scales + count;
-  out.offsets = (int32_t*)(out.sums + count);
-  float levels = precision == Precision::int8 ? 127.0f : 32767.0f;
-  auto body = [&](int task) {
-    int first = task * QUANTIZE_ROWS;
-    kernel.quantize(x, x_row, first, std::min(QUANTIZE_ROWS, rows - first), depth, levels, out);
-  };
-  int tasks = (rows + QUANTIZE_ROWS - 1) / QUANTIZE_ROWS;
-  if ((int64_t)rows * depth >= WORTH_SPLITTING / 4)
-    parallel(tasks, body);
-  else
-    for (int task = 0; task < tasks; ++task) body(task);
-  return out;
+template <class Body>
+void run(int tasks, int64_t work, const Body& body) {
+  if (work >= WORTH_SPLITTING) return parallel(tasks, body);
+  for (int task = 0; task < tasks; ++task) body(task);
 }
+
+// A product cut into tiles of rows, as few as `most` allows and of even sizes, times blocks of panels.
+struct Cut {
+  int rows, columns, depth, tiles, panels, wide, blocks;
+  Weights kind;
+  const uint8_t* w;
+  float* out;
+
+  Cut(int rows, int columns, int depth, int most, Weights kind, const uint8_t* w, float* out)
+      : rows(rows), columns(columns), depth(depth), tiles((rows + most - 1) / most), panels((columns + 15) / 16),
+        wide((int)std::clamp<int64_t>((int64_t)panels * tiles / TASKS, 1, TASK_PANELS)), blocks((panels + wide - 1) / wide), kind(kind),
+        w(w), out(out) {}
+  int first(int tile) const { return (int)((int64_t)tile * rows / tiles); }
+  int tasks() const { return tiles * blocks; }
+  int64_t work() const { return (int64_t)rows * depth * columns; }
+  PackedTask task(int block, int row) const {
+    int panel = block * wide;
+    return {kind, w + panel * panel_bytes(kind, depth), depth, std::min(wide * 16, columns - panel * 16),
+            out + (ptrdiff_t)row * columns + panel * 16, columns};
+  }
+};
+
+// All tiles quantised, one after the other in memory.
+class Quantised {
+ public:
+  Quantised(const float* x, ptrdiff_t x_row, const Cut& cut, Precision precision) : cut_(cut) {
+    const Kernels& kernel = kernels();
+    bytes_ = precision == Precision::int8 && kernel.takes_bytes(cut.kind);
+    size_t count = (size_t)cut.depth / GROUP * cut.rows;
+    values_ = (char*)call_scratch(count * (GROUP * itemsize() / 4 + 3));
+    scales_ = (float*)(values_ + count * GROUP * itemsize());
+    run(cut.tiles, 4 * (int64_t)cut.rows * cut.depth, [&](int tile) {
+      kernel.quantize(x + cut.first(tile) * x_row, x_row, cut.depth, precision == Precision::int8 ? 127.0f : 32767.0f, (*this)[tile]);
+    });
+  }
+  Activations operator[](int tile) const {
+    ptrdiff_t groups = cut_.depth / GROUP, at = groups * cut_.first(tile), count = groups * cut_.rows;
+    float* scales = scales_ + at;
+    int rows = cut_.first(tile + 1) - cut_.first(tile);
+    return {values_ + at * GROUP * itemsize(), scales, scales + count, (int32_t*)(scales + 2 * count), rows, bytes_};
+  }
+
+ private:
+  size_t itemsize() const { return bytes_ ? 1 : 2; }
+
+  const Cut& cut_;
+  bool bytes_;
+  char* values_;
+  float* scales_;
+};
 
 }  // namespace
 
@@ -41,24 +77,18 @@ void packed_linear(const float* x, ptrdiff_t x_row, int rows, int kind, const ui
                    float* out) {
   if (rows == 0) return;
   const Kernels& kernel = kernels();
-  Weights weights = (Weights)kind;
   bool fp32 = (Precision)precision == Precision::fp32;
-  Activations quantised{};
-  if (!fp32) quantised = quantized(x, x_row, rows, depth, weights, (Precision)precision);
-  int panels = (columns + 15) / 16, chunks = (rows + TASK_ROWS - 1) / TASK_ROWS, high = (rows + chunks - 1) / chunks;
-  int wide = std::clamp(panels / 16 / 2 * 2, 2, 16), blocks = (panels + wide - 1) / wide;
-  auto body = [&](int task) {
-    int panel = task / chunks * wide, row = task % chunks * high, count = std::min(high, rows - row);
-    if (count <= 0) return;
-    PackedTask t{weights, w + panel * panel_bytes(weights, depth), depth, std::min(wide * 16, columns - panel * 16), row, count,
-                 out + (ptrdiff_t)row * columns + panel * 16, columns, scratch(packed_scratch(count))};
-    if (fp32)
-      kernel.packed_linear_fp32(t, x, x_row);
-    else
-      kernel.packed_linear(t, quantised);
-  };
-  if ((int64_t)rows * depth * columns >= WORTH_SPLITTING) return parallel(blocks * chunks, body);
-  for (int task = 0; task < blocks * chunks; ++task) body(task);
+  Cut cut(rows, columns, depth, fp32 ? FP32_ROWS : kernel.packed_rows, (Weights)kind, w, out);
+  if (fp32)
+    return run(cut.tasks(), cut.work(), [&](int task) {
+      int tile = task % cut.tiles, row = cut.first(tile), count = cut.first(tile + 1) - row;
+      kernel.packed_linear_fp32(cut.task(task / cut.tiles, row), x + row * x_row, x_row, count, scratch(fp32_scratch(count)));
+    });
+  Quantised quantised(x, x_row, cut, (Precision)precision);
+  run(cut.tasks(), cut.work(), [&](int task) {
+    int tile = task % cut.tiles;
+    kernel.packed_linear(cut.task(task / cut.tiles, cut.first(tile)), quantised[tile]);
+  });
 }
 
 void packed_rows(int kind, const uint8_t* w, int depth, int columns, const int64_t* ids, int count, float* out) {

@@ -21,26 +21,23 @@ inline ptrdiff_t panel_bytes(Weights kind, int depth) {
   return (kind == Weights::int8 ? 64 : 0) + depth / GROUP * group_bytes(kind);
 }
 
-// Rows quantised group by group: x ~ scale * value with |value| <= 32767 (or 127), every group with a scale of its own.
+// A tile's rows, quantised group by group: x ~ scale * value with |value| <= 32767 (or 127), every group with a scale of its own.
 struct Activations {
   void* values;      // [groups][rows][32]: int16, or int8 where `bytes`, in the order in which lanes hold inputs
   float* scales;     // [groups][rows]; NaN where the group holds an infinity or NaN, whose values are then 0
   float* sums;       // [groups][rows]: scale * sum of values
   int32_t* offsets;  // [groups][rows]: -128 * sum of values
-  int rows;
+  int rows;          // at most Kernels::packed_rows
   bool bytes;
 };
 
-// What a task computes: rows [row, row + count) times `panels` panels.
+// What a task computes: a tile's rows times some panels.
 struct PackedTask {
   Weights kind;
   const uint8_t* panels;
   int depth, columns;  // columns may end within the last panel
-  int row, count;
-  float* out;  // [count][out_row]
+  float* out;          // [rows][out_row]
   ptrdiff_t out_row;
-  float* scratch;  // packed_scratch(count) floats
 };
 
-constexpr int PACKED_PANELS = 2;  // panels of one tile
-inline size_t packed_scratch(int count) { return PACKED_PANELS * ((size_t)GROUP * 16 + 16 * (size_t)count); }
+inline size_t fp32_scratch(int rows) { return 16 * ((size_t)GROUP + rows); }  // floats
