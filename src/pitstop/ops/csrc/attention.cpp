@@ -13,6 +13,7 @@ constexpr int SEGMENT = 128;
 constexpr int BLOCK_VECTORS = 96;  // query vectors of one block: a segment is read and widened once for all of them
 constexpr size_t WORTH_MERGING_TOGETHER = 16;  // blocks: fewer are merged before another thread has woken
 constexpr int SPLIT_ROWS = 4;      // blocks of at most so many rows have their segments shared out among threads
+constexpr int RUNS = 24, LONGEST_RUN = 8;  // in runs, so that each segment can ask for the next; many runs, so that no thread waits long
 
 // Rows [row, row + rows) of the batch from position `start` on, all query heads of one KV head.
 struct Block {
@@ -22,9 +23,9 @@ struct Block {
   ptrdiff_t partial;  // where the partials of its segments lie, in floats; -1: merged as they come
 };
 
-// A block's segment, or a whole block: segment -1.
+// A run of a block's segments, from `segment` to `last`, or a whole block: segment -1.
 struct Unit {
-  int block, segment;
+  int block, segment, last;
 };
 
 struct Call {
@@ -43,6 +44,8 @@ size_t partial_size(int vectors, int head_dim) { return (size_t)vectors * (head_
 
 Partial partial_at(float* memory, int vectors) { return Partial{memory, memory + vectors, memory + 2 * vectors}; }
 
+bool splits(const Block& block) { return block.rows <= SPLIT_ROWS && block.own > block.first; }
+
 void plan(Call& call, const Item* items, int count) {
   int block_rows = std::max(1, BLOCK_VECTORS / call.group()), window = call.queries.window;
   for (const Item* item = items; item < items + count; ++item)
@@ -52,15 +55,19 @@ void plan(Call& call, const Item* items, int count) {
         int own = start / SEGMENT, first = window < 0 ? 0 : window == 0 ? own + 1 : std::max(0, start - window + 1) / SEGMENT;
         call.blocks.push_back({item, head, item->row + row, rows, start, first, own, -1});
       }
-  for (int i = 0; i < (int)call.blocks.size(); ++i) {
-    Block& block = call.blocks[i];
-    if (block.rows > SPLIT_ROWS || block.own <= block.first) {
-      call.units.push_back({i, -1});
-      continue;
-    }
+  int segments = 0;
+  for (Block& block : call.blocks) {
+    if (!splits(block)) continue;
     block.partial = (ptrdiff_t)call.partial_floats;
     call.partial_floats += (block.own - block.first + 1) * partial_size(block.rows * call.group(), call.cache.head_dim);
-    for (int segment = block.first; segment <= block.own; ++segment) call.units.push_back({i, segment});
+    segments += block.own - block.first + 1;
+  }
+  int run = std::clamp(segments / RUNS, 1, LONGEST_RUN);
+  for (int i = 0; i < (int)call.blocks.size(); ++i) {
+    const Block& block = call.blocks[i];
+    if (!splits(block)) call.units.push_back({i, -1, -1});
+    for (int segment = block.first; splits(block) && segment <= block.own; segment += run)
+      call.units.push_back({i, segment, std::min(segment + run - 1, block.own)});
   }
 }
 
@@ -81,7 +88,9 @@ Head locate(const Call& call, const Block& block, int segment) {
   return page_head(call.cache, pages[segment + lead], lead && segment == 0 ? pages[0] : -1, block.kv_head);
 }
 
-void attend(const Call& call, const Block& block, int segment, const float* q, int* ranges, float* scratch, const Partial& out) {
+// One of a run of segments, which ends with `last`.
+void attend(const Call& call, const Block& block, int segment, int last, const float* q, int* ranges, float* scratch,
+            const Partial& out) {
   const Cache& cache = call.cache;
   int group = call.group(), vectors = block.rows * group, window = call.queries.window;
   int *low = ranges, *high = ranges + vectors;
@@ -91,8 +100,13 @@ void attend(const Call& call, const Block& block, int segment, const float* q, i
     high[i] = std::min(SEGMENT, position + 1);
   }
   Head head = locate(call, block, segment);
+  Ahead next{};
+  if (segment < last) {
+    Head following = locate(call, block, segment + 1);
+    next = {following.keys, (int)plane_bytes(following.key_plane, cache.head_dim)};
+  }
   kernels().attend_segment(SegmentBlock{q, vectors, low, high, head.keys, head.key_plane, head.values, head.value_plane, cache.head_dim,
-                                        call.queries.scale, call.queries.softcap, scratch},
+                                        call.queries.scale, call.queries.softcap, scratch, next},
                            out);
 }
 
@@ -117,13 +131,15 @@ void run_unit(const Call& call, const Unit& unit, float* partials) {
   float* own_partials = segment_memory + segment_scratch(vectors, head_dim);
   gather_queries(call, block, q);
   if (segment >= 0) {
-    Partial out = partial_at(partials + block.partial + (segment - block.first) * size, vectors);
-    return attend(call, block, segment, q, ranges, segment_memory, out);
+    for (; segment <= unit.last; ++segment)
+      attend(call, block, segment, unit.last, q, ranges, segment_memory,
+             partial_at(partials + block.partial + (segment - block.first) * size, vectors));
+    return;
   }
   Partial state = partial_at(own_partials, vectors), next = partial_at(own_partials + size, vectors);
   std::fill_n(state.total, vectors, 0.0f);
   for (int s = block.first; s <= block.own; ++s) {
-    attend(call, block, s, q, ranges, segment_memory, next);
+    attend(call, block, s, block.own, q, ranges, segment_memory, next);
     kernels().merge(state, (ptrdiff_t)size, 1, vectors, head_dim);
   }
   finish(call, block, state, reinterpret_cast<ptrdiff_t*>(ranges));

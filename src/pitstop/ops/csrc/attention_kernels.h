@@ -109,7 +109,7 @@ template <class T>
 INLINE void add_values(const SegmentBlock& b, const T* values, const float* weights, float* out, int row, int rows, int from, int to) {
   if (from >= to) return;
   multiply(Product<T>{weights + row * SEGMENT + from, SEGMENT, values, b.head_dim, LANES, to - from, out + (ptrdiff_t)row * b.head_dim,
-                      b.head_dim, true, (ptrdiff_t)from * b.head_dim},
+                      b.head_dim, true, (ptrdiff_t)from * b.head_dim, row ? Ahead{} : b.next},
            rows, b.head_dim / LANES);
 }
 
@@ -141,7 +141,9 @@ void weigh_values(const SegmentBlock& b, const T* values, const float* weights, 
 
 template <class T>
 void score(const SegmentBlock& b, const float* q, const T* keys, int first, int last, float* scores) {
-  multiply(Product<T>{q, b.head_dim, keys, SEGMENT, LANES, b.head_dim, scores + first * LANES, SEGMENT, false, first * LANES}, b.count,
+  multiply(Product<T>{q, b.head_dim, keys, SEGMENT, LANES, b.head_dim, scores + first * LANES, SEGMENT, false, first * LANES,
+                      Ahead{b.values, (int)plane_bytes(b.value_plane, b.head_dim)}},
+           b.count,
            last - first);
 }
 

@@ -7,6 +7,12 @@
 #include "packed.h"
 #include "planes.h"
 
+// Memory that will be read soon and may be asked for already.
+struct Ahead {
+  const uint8_t* data;
+  int bytes;
+};
+
 // A block of query vectors against one 128-token segment of one KV head. Vector i sees the segment's tokens low[i] <= t < high[i];
 // what lies outside is never looked at: it may hold any bit pattern.
 struct SegmentBlock {
@@ -22,6 +28,7 @@ struct SegmentBlock {
   float scale;
   float softcap;   // 0: none
   float* scratch;  // segment_scratch(count, head_dim) floats
+  Ahead next;      // the keys that will be read after this segment's
 };
 
 // Softmax numerators: largest score, sum of exp(score - largest), sum of exp(score - largest) * value. `total` is 0 where nothing is seen.

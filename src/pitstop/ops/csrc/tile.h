@@ -2,6 +2,7 @@
 // ascending k. The tile's shape follows the register file and never changes a bit, since outputs do not mix.
 #pragma once
 
+#include "kernels.h"
 #include "vec.h"
 
 namespace {
@@ -25,8 +26,10 @@ struct Product {
   ptrdiff_t out_row;
   bool resume;
   ptrdiff_t w_first = 0;  // element of the first step's first panel
+  Ahead ahead = {};
 };
 
+constexpr int LINE = 64;  // bytes of a cache line
 constexpr int ACCUMULATORS = REGISTERS == 32 ? 24 : 12;                                    // native registers for sums
 constexpr int TILE_ROWS = ACCUMULATORS / PARTS >= 12 ? 12 : ACCUMULATORS / PARTS;          // most rows of one tile
 constexpr int tile_panels(int rows) {
@@ -43,7 +46,10 @@ INLINE void tile(const Product<W>& a, int row, int panel) {
   UNROLL for (int r = 0; r < R; ++r) {
     UNROLL for (int c = 0; c < C; ++c) sums[r][c] = a.resume ? load(out + r * a.out_row + c * LANES) : broadcast(0.0f);
   }
+  // The first tile asks for an even share at each step: bursts would wait for each other.
+  int share = !a.ahead.bytes || row || panel ? 0 : ((a.ahead.bytes + LINE - 1) / LINE + a.depth - 1) / a.depth * LINE;
   for (int k = 0; k < a.depth; ++k) {
+    for (int i = 0; i < share; i += LINE) __builtin_prefetch(a.ahead.data + k * share + i, 0, 2);
     Vec weights[C];
     load_panels<C>(a.w, at, a.w_panel, weights);
     UNROLL for (int r = 0; r < R; ++r) {
