@@ -35,6 +35,7 @@ struct Call {
   float* out;
   std::vector<Block>& blocks;
   std::vector<Unit>& units;
+  int threads;
   size_t partial_floats = 0;
 
   int group() const { return queries.heads / cache.kv_heads; }
@@ -88,8 +89,14 @@ Head locate(const Call& call, const Block& block, int segment) {
   return page_head(call.cache, pages[segment + lead], lead && segment == 0 ? pages[0] : -1, block.kv_head);
 }
 
-// One of a run of segments, which ends with `last`.
-void attend(const Call& call, const Block& block, int segment, int last, const float* q, int* ranges, float* scratch,
+// The keys of a block's segment, to be asked for before they are read.
+Ahead keys_of(const Call& call, const Block& block, int segment) {
+  Head head = locate(call, block, segment);
+  return {head.keys, (int)plane_bytes(head.key_plane, call.cache.head_dim)};
+}
+
+// `next`: what this thread will read after the segment.
+void attend(const Call& call, const Block& block, int segment, Ahead next, const float* q, int* ranges, float* scratch,
             const Partial& out) {
   const Cache& cache = call.cache;
   int group = call.group(), vectors = block.rows * group, window = call.queries.window;
@@ -100,11 +107,6 @@ void attend(const Call& call, const Block& block, int segment, int last, const f
     high[i] = std::min(SEGMENT, position + 1);
   }
   Head head = locate(call, block, segment);
-  Ahead next{};
-  if (segment < last) {
-    Head following = locate(call, block, segment + 1);
-    next = {following.keys, (int)plane_bytes(following.key_plane, cache.head_dim)};
-  }
   kernels().attend_segment(SegmentBlock{q, vectors, low, high, head.keys, head.key_plane, head.values, head.value_plane, cache.head_dim,
                                         call.queries.scale, call.queries.softcap, scratch, next},
                            out);
@@ -118,8 +120,15 @@ void finish(const Call& call, const Block& block, const Partial& state, ptrdiff_
 }
 
 // One unit of work: a block's segment into its partial, or a whole block into the output.
-void run_unit(const Call& call, const Unit& unit, float* partials) {
+void run_unit(const Call& call, int index, float* partials) {
+  const Unit& unit = call.units[index];
   const Block& block = call.blocks[unit.block];
+  // Threads take turns, so that this one's next run is probably as many places on as there are threads.
+  const Unit* later = index + call.threads < (int)call.units.size() ? &call.units[index + call.threads] : nullptr;
+  auto after = [&](int at, int last) {
+    if (at < last) return keys_of(call, block, at + 1);
+    return later && later->segment >= 0 ? keys_of(call, call.blocks[later->block], later->segment) : Ahead{};
+  };
   int segment = unit.segment;
   int head_dim = call.cache.head_dim, vectors = block.rows * call.group();
   size_t size = partial_size(vectors, head_dim), q_size = (size_t)vectors * head_dim;
@@ -132,14 +141,14 @@ void run_unit(const Call& call, const Unit& unit, float* partials) {
   gather_queries(call, block, q);
   if (segment >= 0) {
     for (; segment <= unit.last; ++segment)
-      attend(call, block, segment, unit.last, q, ranges, segment_memory,
+      attend(call, block, segment, after(segment, unit.last), q, ranges, segment_memory,
              partial_at(partials + block.partial + (segment - block.first) * size, vectors));
     return;
   }
   Partial state = partial_at(own_partials, vectors), next = partial_at(own_partials + size, vectors);
   std::fill_n(state.total, vectors, 0.0f);
   for (int s = block.first; s <= block.own; ++s) {
-    attend(call, block, s, block.own, q, ranges, segment_memory, next);
+    attend(call, block, s, after(s, block.own), q, ranges, segment_memory, next);
     kernels().merge(state, (ptrdiff_t)size, 1, vectors, head_dim);
   }
   finish(call, block, state, reinterpret_cast<ptrdiff_t*>(ranges));
@@ -163,10 +172,10 @@ void paged_attention(const Queries& queries, const Cache& cache, const Item* ite
   thread_local std::vector<Block> blocks;
   thread_local std::vector<Unit> units;
   blocks.clear(), units.clear();
-  Call call{queries, cache, table, out, blocks, units};
+  Call call{queries, cache, table, out, blocks, units, threads()};
   plan(call, items, count);
   float* partials = call_scratch(call.partial_floats);
-  parallel((int)units.size(), [&](int i) { run_unit(call, call.units[i], partials); });
+  parallel((int)units.size(), [&](int i) { run_unit(call, i, partials); });
   if (call.partial_floats == 0) return;
   auto merge_block = [&](int i) {
     if (call.blocks[i].partial >= 0) merge_split(call, call.blocks[i], partials);
