@@ -44,10 +44,7 @@ class Pool {
     threads_ = threads < 1 ? 1 : threads;
   }
 
-  int threads() {
-    std::lock_guard region(region_);
-    return threads_;
-  }
+  int threads() { return threads_; }
 
   void run(int tasks, void (*body)(void*, int), void* context) {
     std::unique_lock region(region_, std::try_to_lock);
@@ -57,59 +54,65 @@ class Pool {
       return;
     }
     if (workers_.empty()) start_workers();
-    {
+    body_ = body, context_ = context, tasks_ = tasks;
+    done_.store(0, std::memory_order_relaxed);
+    work_.store((uint64_t)++generation_ << 32 | (uint32_t)tasks);  // publishes the lines above
+    if (sleepers_.load() > 0) {
       std::lock_guard lock(mutex_);
-      body_ = body, context_ = context, tasks_ = tasks;
-      next_.store(0, std::memory_order_relaxed);
-      open_ = true;
-      generation_.fetch_add(1, std::memory_order_release);
+      wake_.notify_all();
     }
-    wake_.notify_all();
-    claim(tasks, body, context);
-    {
-      // A worker that wakes only now finds the region closed; nobody waits for a late riser.
-      std::lock_guard lock(mutex_);
-      open_ = false;
+    while (claim()) {
     }
-    if (spin_until([this] { return running_.load(std::memory_order_acquire) == 0; })) return;
+    if (spin_until([this] { return finished(); })) return;
     std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return running_.load(std::memory_order_acquire) == 0; });
+    waiting_.store(true);
+    finish_.wait(lock, [this] { return finished(); });
+    waiting_.store(false);
   }
 
  private:
-  void claim(int tasks, void (*body)(void*, int), void* context) {
-    for (int task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(context, task);
+  bool finished() { return done_.load() == tasks_; }
+  bool has_work() { return (uint32_t)work_.load() != 0; }
+
+  // Runs one task of the region in progress; false when none is left. The region cannot end, nor its description change, between the
+  // claim and the count of what is done. The generation tells a region from the next, for whoever looked before and claims after.
+  bool claim() {
+    uint64_t work = work_.load();
+    do {
+      if ((uint32_t)work == 0) return false;
+    } while (!work_.compare_exchange_weak(work, work - 1));
+    body_(context_, tasks_ - (int)(uint32_t)work);
+    done_.fetch_add(1);
+    if (waiting_.load()) {
+      std::lock_guard lock(mutex_);
+      finish_.notify_one();
+    }
+    return true;
   }
 
-  void work(uint64_t seen) {
+  // Both sides write first and look then (all in one order): the caller publishes work and looks for sleepers, a worker counts itself
+  // among them and looks for work; likewise for `done_` and `waiting_`. So no call is missed, and none is made while all are awake.
+  void work() {
     for (;;) {
-      spin_until([&] { return generation_.load(std::memory_order_acquire) != seen; });
+      while (claim()) {
+      }
+      if (spin_until([this] { return has_work(); })) continue;
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
-      seen = generation_.load(std::memory_order_relaxed);
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, [this] { return stopping_ || has_work(); });
+      sleepers_.fetch_sub(1);
       if (stopping_) return;
-      if (!open_) continue;
-      running_.fetch_add(1, std::memory_order_relaxed);
-      auto body = body_;
-      void* context = context_;
-      int tasks = tasks_;
-      lock.unlock();
-      claim(tasks, body, context);
-      lock.lock();
-      if (running_.fetch_sub(1, std::memory_order_release) == 1) done_.notify_one();
     }
   }
 
   void start_workers() {
-    uint64_t seen = generation_.load();
-    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, seen] { work(seen); });
+    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this] { work(); });
   }
 
   void stop_workers() {
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
-      generation_.fetch_add(1);
     }
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
@@ -118,17 +121,22 @@ class Pool {
   }
 
   std::mutex region_;  // held by the one caller whose tasks are being run
-  int threads_ = std::thread::hardware_concurrency() ? (int)std::thread::hardware_concurrency() : 1;
+  std::atomic<int> threads_{std::thread::hardware_concurrency() ? (int)std::thread::hardware_concurrency() : 1};
   std::vector<std::thread> workers_;
+  uint32_t generation_ = 0;
 
-  std::mutex mutex_;  // guards what follows, but for the atomics' fast reads
-  std::condition_variable wake_, done_;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<int> next_{0}, running_{0};
-  bool open_ = false, stopping_ = false;
+  // The region in progress: its number, and how many tasks nobody has claimed, in the low half.
+  std::atomic<uint64_t> work_{0};
   void (*body_)(void*, int) = nullptr;
   void* context_ = nullptr;
   int tasks_ = 0;
+  std::atomic<int> done_{0};
+
+  std::mutex mutex_;  // for those who sleep
+  std::condition_variable wake_, finish_;
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> waiting_{false};
+  bool stopping_ = false;
 };
 
 template <int SLOT>
