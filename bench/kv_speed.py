@@ -81,11 +81,11 @@ class Engine:
 
     def place(self, prompt: list[int], streams: int) -> None:
         """So many streams at the prompt's end, each with a copy of what the prefill left: nothing is computed but a warm-up."""
-        store = self._engine._runner.store
+        store, last = self._engine._runner.store, self._segments.shape[1] - 1
 
         def copied(runner: Runner, plan: StepPlan) -> StepResult:
-            for span in plan.spans:
-                store.pages[:, span.pages] = self._segments[:, : len(span.pages)]
+            for span in plan.spans:  # streams that came first decode while the others come, and may seal a segment more
+                store.pages[:, span.pages] = self._segments[:, [min(i, last) for i in range(len(span.pages))]]
                 store.tails[:, [piece.tail for piece in span.pieces]] = self._tail[:, None]
             return {span.request.id: Sampled(0) for span in plan.spans if span.samples}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "src" / "pitstop" / "ops" / "csrc"
-PROGRAM = Path(__file__).parent / "cross" / "bits.cpp"
+PROGRAM = Path(__file__).parent / "native" / "bits.cpp"
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-static", f"-I{CSRC}"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
