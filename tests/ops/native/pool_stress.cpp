@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <initializer_list>
 #include <thread>
 
 #include "pool.h"
