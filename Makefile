@@ -46,7 +46,7 @@ sanitize: .venv/installed-dev ## Run the kernels' tests with addresses and undef
 		"$$(.venv-sanitize/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@$(PIP) --python .venv-sanitize/bin/python install --no-deps --ignore-installed -C build-dir=build/sanitize -C cmake.define.PITSTOP_SANITIZE=ON .
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
-		.venv-sanitize/bin/python -m pytest tests/ops $(ARGS)
+		.venv-sanitize/bin/python -m pytest tests/ops -m "not slow" $(ARGS)
 
 bench-peers: .venv/installed-dev model ## Measure beside llama.cpp and OpenVINO, which are installed into .peers; ARGS="--quick"
 	$(BIN)/python bench/peers.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
