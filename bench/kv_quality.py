@@ -190,7 +190,7 @@ def main() -> None:
     options = arguments()
     model = pull(options.model)
     file = open_gguf(model)
-    shape = KVShape(file.config.layers, file.config.kv_heads, file.config.head_dim)
+    shape = file.config.kv_shape
     names = dict.fromkeys((FLOOR, BASE, *options.codecs))
     common = {"device": "cpu", "threads": options.threads, "prefix_cache": False, "max_running": 1, "memory": 1 << 30}
     models = {name: LLM(model, codec=name, **common) for name in tqdm(names, desc="loading", leave=False)}

@@ -212,7 +212,7 @@ def main() -> None:
     model = pull(options.model)
     file = open_gguf(model)
     dispatch.set_threads(options.threads)
-    shape = KVShape(file.config.layers, file.config.kv_heads, file.config.head_dim)
+    shape = file.config.kv_shape
     limit = Limit(read_bandwidth(1.0), weight_bytes(file), shape)
     print(f"ceiling: {limit.read:.1f} GB/s read, {limit.weights / 1e6:.0f} MB of weights a step; {options.threads} threads", flush=True)
     names = dict.fromkeys((BASE, *options.codecs.split(";")))

@@ -33,10 +33,8 @@ def kv_report(
     from pitstop import codecs
     from pitstop.kv.report import LENGTHS, rows, ruled_bits
     from pitstop.models.weights.gguf import open_gguf
-    from pitstop.types import KVShape
 
-    config = open_gguf(path).config
-    shape = KVShape(config.layers, config.kv_heads, config.head_dim)
+    shape = open_gguf(path).config.kv_shape
     found = rows([codecs.get(name) for name in codec or codecs.names()], shape)
     ruled = {length: ruled_bits(shape.head_dim, length) for length in LENGTHS}
     if as_json:

@@ -9,7 +9,7 @@ import torch
 
 from pitstop.ops import attention
 from pitstop.ops.attention import planes
-from pitstop.ops.attention.layout import PARTS, Layout
+from pitstop.ops.attention.layout import Layout
 from pitstop.types import AttentionSpec, KVShape, Rotated
 
 OPTIONS = "keys=BITS, values=BITS, lead=BITS (of the first segment; 0: as the others), rotate=none, keys or both"
@@ -32,8 +32,7 @@ class Segmented:
         dim = shape.head_dim
         if self.rotated != "none" and dim & (dim - 1):
             return f"its rotation needs a head dimension that is a power of two, not {dim}"
-        bits = {plane.bits for plane in (self.layout.values, self.layout.first()[1]) if plane.bits < 16}
-        block = 128 // min((part for width in bits for part in PARTS[width] if part in (2, 4)), default=128)
+        block = max(plane.block for plane in (self.layout.values, self.layout.first()[1]))
         if dim % block:
             return f"its codes lie in blocks of {block} channels, which do not divide a head dimension of {dim}"
         try:

@@ -39,7 +39,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, file: ModelFile) -> None:
         """Load. Raises ConfigError, WeightsError or Unsupported, each one line."""
-        shape = KVShape(file.config.layers, file.config.kv_heads, file.config.head_dim)
+        shape = file.config.kv_shape
         codec = codecs.get(config.kv.codec)
         cuda = torch.cuda.is_available()
         free = torch.cuda.mem_get_info()[0] if cuda and config.device != "cpu" else psutil.virtual_memory().available

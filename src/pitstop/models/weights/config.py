@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pitstop.errors import WeightsError
+from pitstop.types import KVShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class ModelConfig:
     rope_theta: float
     rope_interleaved: bool
     tied_head: bool
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return KVShape(self.layers, self.kv_heads, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

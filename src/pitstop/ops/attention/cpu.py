@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from pitstop.ops import dispatch
-from pitstop.ops.attention.layout import PARTS, Layout, Plane
+from pitstop.ops.attention.layout import Layout
 from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse, strided
 
@@ -25,10 +25,7 @@ def _codes(layout: Layout) -> tuple[int, int, int]:
 
 @cache
 def _refuse_layout(layout: Layout, head_dim: int) -> Declined | None:
-    def block(plane: Plane) -> int:
-        return 1 if plane.bits >= 16 else max(16 * 8 // width if width in (2, 4) else 16 for width in PARTS[plane.bits])
-
-    if any(head_dim % block(plane) for plane in (layout.values, layout.first()[1])):
+    if any(head_dim % plane.block for plane in (layout.values, layout.first()[1])):
         return Declined(f"values of {layout} with head_dim {head_dim}")
     return None
 

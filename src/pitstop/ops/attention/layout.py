@@ -47,6 +47,11 @@ class Plane:
         if self.coding != "absolute" and (self.bits, self.ranges) != (8, "segment"):
             raise ValueError("differences have 8 bits and one scale a segment")
 
+    @property
+    def block(self) -> int:
+        """How many codes of a row are stored together: rows of another length than a multiple of it cannot be."""
+        return max((128 // part for part in PARTS.get(self.bits, ()) if part in (2, 4)), default=1)
+
     def code_bytes(self, head_dim: int) -> int:
         return SEGMENT * head_dim * self.bits // 8
 
