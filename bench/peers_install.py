@@ -2,7 +2,7 @@
 
     python bench/peers_install.py [--jobs N]
 
-llama.cpp comes as the source that llama-cpp-python carries; its own bench tools are built with every instruction that this machine has.
+llama.cpp comes as the source that llama-cpp-python carries; its server and its own bench tools are built with every instruction that this machine has.
 Each step is done once: remove .peers/ to do all again. Versions: bench/peers-constraints.txt.
 """
 
@@ -24,13 +24,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent / ".peers"
 PYTHON = ROOT / "env" / "bin" / "python"
 TOOLS = ROOT / "build" / "bin"
-TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-completion", "llama-perplexity")
+TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-completion", "llama-perplexity", "llama-server")
 CONSTRAINTS = HERE / "peers-constraints.txt"
 OFF = (
     "BUILD_SHARED_LIBS",
     "LLAMA_CURL",
     "LLAMA_OPENSSL",
-    "LLAMA_BUILD_SERVER",
+    "LLAMA_BUILD_UI",
+    "LLAMA_USE_PREBUILT_UI",
     "LLAMA_BUILD_APP",
     "LLAMA_BUILD_TESTS",
     "LLAMA_BUILD_EXAMPLES",
@@ -83,7 +84,7 @@ def _build(source: Path, jobs: int) -> None:
         _pip("install", "cmake", "ninja")
     path = f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}"
     build = ROOT / "build"
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-D{name}=OFF" for name in OFF)]
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_SERVER=ON", *(f"-D{name}=OFF" for name in OFF)]
     _say("building llama.cpp (about ten minutes of one core)")
     _run(["cmake", "-G", "Ninja", "-S", source, "-B", build, *options], quiet=True, PATH=path)
     _run(["cmake", "--build", build, "--parallel", str(jobs), "--target", *TARGETS], PATH=path)

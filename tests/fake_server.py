@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import logging
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from faults import Fault
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
-from pitstop.server.run import Runner
 from pitstop.server.service import Texts
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
+
+run = importlib.import_module("pitstop.server.run")  # the module: the package has a function of its name
 
 STRICT = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system turns, please.') }}{% endif %}"
@@ -37,7 +40,10 @@ async def serve() -> None:
     server = ServerConfig("toy", port=0, api_keys=tuple(options.key), max_choices=16, request_timeout=options.timeout)
     pool = PoolConfig(max_waiting=options.max_waiting, stop_timeout=options.stop_timeout, restart_backoff=0.1)
     worker = (sys.executable, str(Path(__file__).parent / "fake_worker.py"), *options.worker)
-    runner = Runner(server, pool, EngineConfig(model="toy"), worker)
+    if options.fault:
+        create_app = run.create_app
+        run.create_app = lambda service: Fault(create_app(service), options.fault)
+    runner = run.Runner(server, pool, EngineConfig(model="toy"), worker)
     running = asyncio.create_task(runner.run(texts, lambda facts: print("ready", flush=True)))
     await asyncio.sleep(0)  # until it has bound the port
     print("listening", runner.port, flush=True)
@@ -50,6 +56,7 @@ parser.add_argument("--max-waiting", type=int, default=64)
 parser.add_argument("--stop-timeout", type=float, default=10)
 parser.add_argument("--timeout", type=float, default=60)
 parser.add_argument("--strict-template", action="store_true")
+parser.add_argument("--fault", default="", help="one of tests/faults.py")
 parser.add_argument("worker", nargs="*")
 options = parser.parse_args()
 logging.basicConfig(level="INFO")

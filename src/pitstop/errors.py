@@ -12,7 +12,8 @@ PitstopError
 ├── ConfigError               an option that we cannot honour: no start
 ├── WeightsError              a model file that we cannot trust: no start
 ├── Unsupported               no implementation takes these inputs: no start
-└── DownloadFailed            a model could not be fetched
+├── DownloadFailed            a model could not be fetched
+└── TargetError               a server under test that cannot be measured
 """
 
 from __future__ import annotations
@@ -95,3 +96,7 @@ class Unsupported(PitstopError):
 
 class DownloadFailed(PitstopError):
     """A model could not be fetched; the message says what to try."""
+
+
+class TargetError(PitstopError):
+    """A server under test does not answer as an OpenAI-compatible one, or the measurement itself is void; says why."""
