@@ -2,7 +2,7 @@
 
     python bench/peers_install.py [--jobs N]
 
-llama.cpp comes as the source that llama-cpp-python carries; its server and its own bench tools are built with every instruction that this machine has.
+llama.cpp comes as the source that llama-cpp-python carries; its server and bench tools are built with all that this machine has.
 Each step is done once: remove .peers/ to do all again. Versions: bench/peers-constraints.txt.
 """
 

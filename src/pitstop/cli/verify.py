@@ -20,9 +20,7 @@ class _URLFirst(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_URLFirst, no_args_is_help=True, help="Verify any OpenAI-compatible server."
-)
+app = typer.Typer(cls=_URLFirst, no_args_is_help=True, help="Verify any OpenAI-compatible server.")
 
 URL = Annotated[str, typer.Argument(help="The server, like http://127.0.0.1:8000.")]
 ModelName = Annotated[str, typer.Option("--model", help="Its model; by default the first that it lists.")]
