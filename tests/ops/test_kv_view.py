@@ -51,6 +51,10 @@ def run(codec_name: str, spec: AttentionSpec, chunk: int, neighbours: int) -> tu
         for holding, known in zip(holdings, tokens, strict=True):
             cache.commit(holding, known)
         cache.check()
+    assert store.pages[:, cache.pages.touched :].eq(255).all(), "a page that counts as untouched was written"
+    assert store.tails[:, cache.tails.touched :].isnan().all()
+    touched = store.touched_bytes(cache.pages.touched, cache.tails.touched)
+    assert touched == store.pages[:, : cache.pages.touched].nbytes + store.tails[:, : cache.tails.touched].nbytes
     return torch.cat(outputs), _segments(store, holdings[0].pages)
 
 

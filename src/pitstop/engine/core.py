@@ -110,6 +110,7 @@ class Engine:
             tails_cached=tails.cached,
             preemptions=self.scheduler.preemptions,
             cached_tokens=self.scheduler.cached_tokens,
+            kv_touched=self._runner.store.touched_bytes(pages.touched, tails.touched),
             **self._counts,
         )
 

@@ -60,6 +60,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0  # computed, all requests
     cached_tokens: int = 0  # taken from the prefix cache
     generated_tokens: int = 0
+    kv_touched: int = 0  # bytes of the process's memory that the KV pool has been given so far
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):

@@ -13,6 +13,8 @@ class Slots:
     def __init__(self, total: int) -> None:
         self.total = total
         self.cached = 0
+        self.touched = 0
+        """Slots ever taken. The one freed last is taken first, so no slot beyond these was written."""
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
         self._listed = [False] * total
@@ -33,6 +35,7 @@ class Slots:
         if not self._free:
             return None
         slot = self._free.pop()
+        self.touched = max(self.touched, slot + 1)
         self._references[slot] = 1
         return slot
 

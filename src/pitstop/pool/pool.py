@@ -237,6 +237,10 @@ class Pool:
             self._worker.stop()
             await asyncio.to_thread(self._worker.join)
 
+    def worker_pids(self) -> list[int]:
+        """The process of each worker incarnation that was started last, dead or alive."""
+        return [self._worker.pid] if self._worker is not None else []
+
     def kill(self) -> None:
         """SIGKILL the worker, for a stop in a hurry."""
         if self._worker is not None:

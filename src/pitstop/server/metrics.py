@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from pitstop import __version__
 from pitstop.kv.capacity import Capacity
 from pitstop.pool import Gauges, Pool
+from pitstop.server import processes
 from pitstop.types import FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,6 +71,7 @@ class _PoolCollector(Collector):
         pool = self._pool()
         state = pool.state if pool is not None else "loading"
         yield _gauge("ready", "1 when requests are taken.", float(state == "ready"))
+        yield from processes.families(pool.worker_pids() if pool is not None else [])
         if pool is not None:
             yield from _requests(pool.gauges())
             yield from _engine(pool.gauges())
@@ -120,6 +122,8 @@ def _engine(now: Gauges) -> Iterator[Metric]:
         for use, value in (("free", free), ("cached", cached), ("in_use", total - free - cached)):
             family.add_metric([use], value)
         yield family
+    about = "Memory that the worker has been given for KV so far: by the system, at the first write, until the pool is full."
+    yield _gauge("kv_touched_bytes", about, stats.kv_touched)
     yield _counter("engine_steps", "Steps of the engine.", stats.steps)
     yield _counter("preemptions", "Running requests put back into the queue for lack of memory.", stats.preemptions)
     yield _counter("prompt_tokens_computed", "Prompt tokens computed.", stats.prompt_tokens)

@@ -123,7 +123,10 @@ def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket. Raises ConfigError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Connections inherit it. asyncio forgets it for such a socket, and each answer's body would wait 40 ms for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror  # name lookup has numbers of its own
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error

@@ -123,6 +123,14 @@ def test_a_port_in_use_is_a_clear_error():
         listen("no.such.host.invalid", 8000)
 
 
+def test_an_answer_does_not_wait_for_an_acknowledgement():
+    """Under either event loop: this one is asyncio's, which forgets TCP_NODELAY for sockets that it did not make."""
+    from pitstop.server.run import listen
+
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_case_27_sigterm_drains():
     with fake_server() as server:
         (worker,) = children(server.process.pid)
