@@ -123,7 +123,7 @@ class Model:
             if not sequence.running and "hold" not in sequence.script and running < MAX_RUNNING:
                 sequence.running = True
                 running += 1
-                self.prompt_tokens += len(sequence.request.prompt)
+                self.prompt_tokens += 0 if sequence.request.probe else len(sequence.request.prompt)
                 self.admitted.append(sequence.request.id)
 
     def advance(self, sequence: Sequence, now: float) -> Output | None:
@@ -164,7 +164,7 @@ class Model:
         else:
             token = sequence.answer[sequence.said] if sequence.said < len(sequence.answer) else END
         sequence.said += 1
-        self.generated += 1
+        self.generated += not sequence.request.probe
         return token
 
     def logprob(self, token: int, top: int) -> Logprob:

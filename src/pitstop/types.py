@@ -94,6 +94,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `group` is shared by the choices of one user request (n > 1): the others wait while the first computes their common prompt.
     `arrival` and `deadline` are in seconds of the host's monotonic clock, which the processes of one host share.
     A lower `priority` is served earlier.
+    `probe`: a health check's, not a user's: in no count, and neither served from the prefix cache nor left in it.
     """
 
     id: str
@@ -104,6 +105,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     arrival: float = 0.0
     deadline: float | None = None
+    probe: bool = False
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

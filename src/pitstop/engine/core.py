@@ -137,8 +137,9 @@ class Engine:
         counts = self._counts
         counts["steps"] += 1
         for span in spans:
-            counts["prompt_tokens"] += max(min(span.start + span.count, len(span.request.prompt)) - span.start, 0)
-            counts["generated_tokens"] += span.samples
+            if not span.request.probe:
+                counts["prompt_tokens"] += max(min(span.start + span.count, len(span.request.prompt)) - span.start, 0)
+                counts["generated_tokens"] += span.samples
 
 
 def _sized(config: EngineConfig, codec: Codec, shape: KVShape) -> tuple[EngineConfig, int, int]:

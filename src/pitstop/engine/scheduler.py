@@ -180,7 +180,8 @@ class Scheduler:
             request = sequence.request
             if request.group and request.group in leading:  # the first choice computes the common prompt, the others then share it
                 continue
-            holding = self.cache.open(sequence.known, sequence.prompt_length, reuse=not sequence.scores_prompt)
+            reuse = not (sequence.scores_prompt or request.probe)
+            holding = self.cache.open(sequence.known, sequence.prompt_length, reuse=reuse, listed=not request.probe)
             if holding is None:
                 return
             sequence.holding = holding

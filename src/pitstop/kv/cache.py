@@ -22,6 +22,7 @@ class Holding:
     marks: set[int] = field(default_factory=set)  # positions whose 16-bit tail is worth keeping: prompt end, branch points
     pending: list[Piece] = field(default_factory=list)  # reserved for the step in progress
     cached: int = 0  # tokens that came from the index
+    listed: bool = True  # what it computes goes into the index
 
 
 class KVCache:
@@ -40,12 +41,13 @@ class KVCache:
         self._prefix = prefix
         self._holdings: set[Holding] = set()
 
-    def open(self, tokens: list[int], prompt: int, *, reuse: bool = True) -> Holding | None:
+    def open(self, tokens: list[int], prompt: int, *, reuse: bool = True, listed: bool = True) -> Holding | None:
         """Start holding for a request: takes what the index knows of `tokens`, all but the last one, which must be computed.
 
-        `prompt` is the prompt's length. None when no tail slot could be had for the copy (nothing is held then).
+        `prompt` is the prompt's length. reuse: take from the index. listed: leave there what is computed.
+        None when no tail slot could be had for the copy (nothing is held then).
         """
-        holding = Holding(self.index.root, marks={prompt})
+        holding = Holding(self.index.root, marks={prompt}, listed=listed and self._prefix)
         if reuse and self._prefix:
             limit = len(tokens) - 1
             holding.node, holding.pages, base = self.index.walk(tokens, limit)
@@ -147,7 +149,7 @@ class KVCache:
 
     def _seal(self, holding: Holding, segment: tuple[int, ...], pages: tuple[int, ...]) -> None:
         """The segment is full: its pages join the request's, its tail slot is let go."""
-        if self._prefix:
+        if holding.listed:
             holding.node = self.index.insert(holding.node, segment, pages)
             if holding.node.pages != pages:  # an equal segment is sealed already, with equal bits: one copy is enough
                 for page in pages:
@@ -161,7 +163,7 @@ class KVCache:
 
     def _keep_tail(self, holding: Holding, tokens: tuple[int, ...]) -> None:
         """List the holding's tail, valid for `tokens`, in the index."""
-        if self._prefix:
+        if holding.listed:
             self.index.keep_tail(holding.node, tokens, holding.tail)
 
     def _undo(self, holding: Holding, pieces: list[Piece]) -> None:

@@ -6,11 +6,11 @@ from pitstop.engine.protocol import Step
 from pitstop.pool.stream import Delta, TokenScore
 from pitstop.text.stream import TextStream
 from pitstop.text.tokenizer import Tokenizer
-from pitstop.types import Logprob, Output, Request
+from pitstop.types import Logprob, Output
 
 
 class Decoding:
-    """The text state of every choice that one worker incarnation runs.
+    """The text state of every choice that one worker incarnation runs. The states themselves are the journal's: they outlive a worker.
 
     `open` and `close` may be called from the event loop while `step` runs: each is a single dictionary operation.
     """
@@ -19,8 +19,8 @@ class Decoding:
         self._tokenizer = tokenizer
         self._texts: dict[str, TextStream] = {}
 
-    def open(self, request: Request) -> None:
-        self._texts[request.id] = TextStream(self._tokenizer, request.params.stop, request.params.min_tokens)
+    def open(self, request_id: str, text: TextStream) -> None:
+        self._texts[request_id] = text
 
     def close(self, request_id: str) -> None:
         """Ignore what still comes for this id."""

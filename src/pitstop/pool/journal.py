@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pitstop.pool.stream import Stream
+from pitstop.text.stream import TextStream
 from pitstop.types import FinishReason, Request
+
+if TYPE_CHECKING:
+    from pitstop.pool.member import Member
 
 Stage = Literal["queued", "running"]
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One choice in flight. With the request (prompt ids, seed) and `emitted` any worker could continue it."""
+    """One choice in flight. With the request (prompt ids, seed) and `emitted` any worker could continue it.
+
+    text: what has become of its tokens so far; a reader thread's while a worker runs the choice. member: whose worker that is.
+    """
 
     request: Request
     stream: Stream
+    text: TextStream | None = None
+    member: Member | None = None
     stage: Stage = "queued"
     emitted: list[int] = field(default_factory=list)
     last_token_at: float | None = None  # monotonic; None: no token yet

@@ -1,65 +1,37 @@
-"""The workers as the front sees them: start, supervise, route, drain. All methods belong to the event loop and none of them blocks it."""
+"""What the server sees: requests go in, streams come out, whichever member runs them. All methods belong to the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Sequence
 
 from pitstop.config import EngineConfig, PoolConfig
-from pitstop.engine.protocol import Failed, Ready, Stats, Step
-from pitstop.errors import ConfigError, DeadlineExceeded, PitstopError, Unavailable, WorkerDied
-from pitstop.pool.decoding import Decoding
+from pitstop.engine.protocol import Ready, Stats, Step
+from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable, WorkerDied
+from pitstop.pool import gauges
 from pitstop.pool.door import Place
+from pitstop.pool.gauges import Gauges, Observer, State
 from pitstop.pool.journal import Entry, Journal
+from pitstop.pool.member import Member
 from pitstop.pool.stream import Delta, Stream
-from pitstop.pool.worker import WORKER_COMMAND, Process, Worker, spawn
+from pitstop.pool.worker import WORKER_COMMAND, Process
+from pitstop.text.stream import TextStream
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import FinishReason, Request
 
 log = logging.getLogger(__name__)
 
-State = Literal["loading", "ready", "restarting", "draining", "stopped"]
-
 DEADLINE_GRACE = 2.0
 """Seconds that the engine gets to end a request whose time is up, before the front does it."""
 
-_MAX_BACKOFF = 30.0
-_HEALTHY_AFTER = 60.0  # a worker that lived so long (seconds) was no crash loop
-
-
-class Observer(Protocol):
-    """What wants to know about latencies, in seconds. Called on the event loop."""
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def next_token(self, seconds: float) -> None: ...
-
-    def finished(self, reason: FinishReason, seconds: float) -> None: ...
-
-
-class Gauges(NamedTuple):
-    """An exact snapshot: accepted = finished, all reasons together, + queued + running. Counts are choices, not user requests."""
-
-    state: State
-    encoding: int
-    queued: int
-    running: int
-    accepted: int
-    finished: dict[FinishReason, int]
-    rejected: int  # requests refused because the queue was full
-    restarts: int
-    stats: Stats  # gauges of the living worker; counters of all incarnations together
-
 
 class Pool:
-    """One worker for now, replaced whenever it dies.
+    """Members, the journal of what is in flight, and the choice of who runs it.
 
     `first` is a process for the first worker that was spawned ahead, so that it imports while the front does.
-    `facts` is what the current worker reported when it became ready, None before the first did.
     """
 
     def __init__(
@@ -72,23 +44,35 @@ class Pool:
         first: Process | None = None,
     ) -> None:
         self.config = config
+        self.tokenizer = tokenizer
         self.journal = Journal()
-        self.state: State = "loading"
-        self.facts: Ready | None = None
+        self.members: list[Member] = []
+        """Those that are not dead, oldest first."""
         self._engine = engine
-        self._tokenizer = tokenizer
         self._observer = observer
         self._command = command
         self._first = first
-        self._incarnation = 0
-        self._worker: Worker | None = None
-        self._decoding = Decoding(tokenizer)
-        self._ready: asyncio.Future[Ready] | None = None
-        self._serving = False  # the current worker has become ready
-        self._gone = asyncio.Event()  # the current worker has ended
+        self._numbers = itertools.count()
+        self._phase: State = "loading"  # "ready" from the end of the start on, whatever becomes of the workers
+        self._facts: Ready | None = None
         self._idle = asyncio.Event()  # nothing is in flight
-        self._supervisor: asyncio.Task[None] | None = None
-        self._stats, self._past = Stats(), Stats()
+        self._past = Stats()
+        self._past_restarts = 0
+
+    @property
+    def state(self) -> State:
+        """ready: new requests are taken. restarting: no worker is there; what was accepted waits for one."""
+        if self._phase == "ready" and not self._open_members():
+            return "restarting"
+        return self._phase
+
+    @property
+    def facts(self) -> Ready | None:
+        """What the worker that gets new requests reported, or the last one that did; None before the first was ready."""
+        members = self._open_members()
+        if members:
+            self._facts = members[0].facts
+        return self._facts
 
     async def start(self) -> Ready:
         """Start the first worker and wait until it is ready.
@@ -96,13 +80,54 @@ class Pool:
         Raises ConfigError with the worker's own message when it cannot start, or when it takes longer than `start_timeout`.
         """
         try:
-            facts = await self._bring_up()
+            member = self.add_member(self._engine, self._first)
+            await member.ready()
+            self.promote(member)
         except BaseException:
-            self.state = "stopped"
-            await self._take_down()
+            self._phase = "stopped"
+            await self.close()
             raise
-        self._supervisor = asyncio.create_task(self._supervise(), name="pool-supervisor")
-        return facts
+        return self.facts
+
+    # Members
+
+    def add_member(self, engine: EngineConfig, first: Process | None = None) -> Member:
+        """A new member that starts now and gets no requests before it is promoted. One that dies before that is not replaced.
+
+        Await its `ready`, which raises ConfigError when it cannot start; `retire` it when it is not wanted.
+        """
+        member = Member(next(self._numbers), engine, self.config, self, self._command, first)
+        self.members.append(member)
+        return member
+
+    def promote(self, member: Member) -> None:
+        """Send new requests to a ready member, too. Raises Unavailable when it is not ready."""
+        if member.life != "ready":
+            raise Unavailable(f"worker {member.number} is {member.life}")
+        member.routed = True
+        if self._phase == "loading":
+            self._phase = "ready"
+
+    def retire(self, member: Member) -> None:
+        """Send no more requests to a member; it ends when those it has have ended. Its `gone` event is set then."""
+        member.retire()
+
+    async def probe(self, prompt: list[int], max_tokens: int, timeout: float, member: Member | None = None) -> list[int]:
+        """`Member.probe` of `member`, or of the one with the oldest step among those that take requests."""
+        if member is None:
+            members = self._open_members()
+            if not members:
+                raise Unavailable(_WHY.get(self.state, "no worker is ready"))
+            now = time.monotonic()
+            member = max(members, key=lambda candidate: candidate.last_step_age(now) or 0.0)
+        return await member.probe(prompt, max_tokens, timeout)
+
+    def last_step_age(self) -> float | None:
+        """Seconds since the last step of a member that has work (since it has work, if that is later): the oldest; None without work."""
+        now = time.monotonic()
+        return max((age for member in self.members if (age := member.last_step_age(now)) is not None), default=None)
+
+    # Requests
 
     def enter(self, choices: int = 1) -> Place:
         """Take places in the queue for a request that is about to be read and tokenised.
@@ -126,29 +151,34 @@ class Pool:
             journal.accepted,
             dict(journal.finished),
             journal.rejected,
-            max(0, self._incarnation - 1),
-            _total(self._past, self._stats),
+            self._past_restarts + sum(member.restarts for member in self.members),
+            gauges.add([self._past, *(member.stats for member in self.members)]),
         )
 
     def _submit(self, requests: list[Request]) -> Stream:
         self.check_available()
-        assert self._worker is not None
         stream = Stream([request.id for request in requests], self._cancel)
         loop = asyncio.get_running_loop()
         for request in requests:
-            entry = Entry(request, stream)
+            text = TextStream(self.tokenizer, request.params.stop, request.params.min_tokens)
+            entry = Entry(request, stream, text)
             if request.deadline is not None:
                 left = request.deadline - time.monotonic() + DEADLINE_GRACE
                 entry.timer = loop.call_later(left, self._expire, entry)
             self.journal.add(entry)
-            self._decoding.open(request)
-            self._worker.submit(request)
+            self._open_members()[0].submit(entry, request)
         return stream
+
+    def _open_members(self) -> list[Member]:
+        """Those that new requests may go to."""
+        return [member for member in self.members if member.routed and member.up]
+
+    # Ends of the whole
 
     async def drain(self) -> None:
         """Take no new requests and wait until those in flight have ended, `stop_timeout` at most; what is left then ends with an error."""
-        if self.state != "stopped":
-            self.state = "draining"
+        if self._phase != "stopped":
+            self._phase = "draining"
         self._idle.clear()
         if self.journal.entries:
             try:
@@ -158,129 +188,48 @@ class Pool:
         self._end_all("cancelled", Unavailable(_CUT_OFF))
 
     async def close(self) -> None:
-        """End what is in flight with an error, stop the worker and wait until it is gone."""
-        self.state = "stopped"
+        """End what is in flight with an error, stop the workers and wait until they are gone."""
+        self._phase = "stopped"
         self._end_all("cancelled", Unavailable(_CUT_OFF))
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-        await self._take_down()
-
-    # Supervision
-
-    async def _bring_up(self) -> Ready:
-        """Start a new incarnation and wait for it."""
-        loop = asyncio.get_running_loop()
-        self._incarnation += 1
-        self._decoding = Decoding(self._tokenizer)
-        self._past, self._stats = _total(self._past, self._stats, keep_gauges=False), Stats()
-        self._gone.clear()
-        self._serving = False
-        self._ready = loop.create_future()
-
-        def post(call: Callable[..., None], *arguments: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed under us
-                loop.call_soon_threadsafe(call, *arguments)
-
-        decoding = self._decoding
-
-        def on_message(worker: Worker, message: Ready | Step | Failed) -> None:
-            if isinstance(message, Step):
-                deltas, stopped = decoding.step(message)
-                for request_id in stopped:
-                    worker.cancel(request_id)
-                post(self._on_step, message, deltas)
-            else:
-                post(self._on_start, message)
-
-        def on_exit(worker: Worker) -> None:
-            post(self._on_exit, worker)
-
-        try:
-            process, self._first = self._first or spawn(self._command), None
-        except OSError as error:
-            self._gone.set()
-            raise ConfigError(f"the worker cannot be started: {error}") from error
-        self._worker = Worker(self._incarnation, self._engine, process, on_message, on_exit)
-        log.info("worker %d has process id %d", self._incarnation, self._worker.pid)
-        try:
-            self.facts = await asyncio.wait_for(self._ready, self.config.start_timeout)
-        except TimeoutError:
-            raise ConfigError(f"the worker was not ready within {self.config.start_timeout:g} s") from None
-        self._serving = True
-        if self.state in ("loading", "restarting"):
-            self.state = "ready"
-        return self.facts
-
-    async def _supervise(self) -> None:
-        """Replace the worker whenever it dies, later and later when it keeps dying."""
-        backoff, since = self.config.restart_backoff, time.monotonic()
-        while True:
-            await self._gone.wait()
-            if time.monotonic() - since >= _HEALTHY_AFTER:
-                backoff = self.config.restart_backoff
-            await asyncio.sleep(backoff)
-            if self.state in ("draining", "stopped"):
-                return
-            backoff = min(_MAX_BACKOFF, 2 * backoff)
-            since = time.monotonic()
-            try:
-                await self._bring_up()
-            except Exception as error:
-                log.error("worker %d did not start: %s", self._incarnation, error, exc_info=not isinstance(error, PitstopError))
-                await self._take_down()
-
-    async def _take_down(self) -> None:
-        if self._worker is not None:
-            if not self._serving:  # it has nothing to lose yet, and would notice the end of file only after loading
-                self._worker.kill()
-            self._worker.stop()
-            await asyncio.to_thread(self._worker.join)
+        await asyncio.gather(*(member.close() for member in list(self.members)))
 
     def worker_pids(self) -> list[int]:
         """The process of each worker incarnation that was started last, dead or alive."""
         return [self._worker.pid] if self._worker is not None else []
 
     def kill(self) -> None:
-        """SIGKILL the worker, for a stop in a hurry."""
-        if self._worker is not None:
-            self._worker.kill()
+        """SIGKILL the workers, for a stop in a hurry."""
+        for member in self.members:
+            member.kill()
 
-    # What the worker's reader thread posts
+    # What members tell
 
-    def _on_start(self, message: Ready | Failed) -> None:
-        if self._ready is None or self._ready.done():
-            return
-        if isinstance(message, Ready):
-            self._ready.set_result(message)
-        else:
-            self._ready.set_exception(ConfigError(message.message))
+    def on_ready(self, member: Member) -> None: ...
 
-    def _on_exit(self, worker: Worker) -> None:
-        if worker.incarnation != self._incarnation:
-            return
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(ConfigError(f"the worker {worker.exit_status} before it was ready; its output above says why"))
-        if self.state == "ready":
-            self.state = "restarting"
-            in_flight = len(self.journal.entries)
-            log.error("worker %d %s with %d requests in flight; a new one is started", worker.incarnation, worker.exit_status, in_flight)
-        self._end_all("error", WorkerDied("The worker that ran this request died; try again."))
-        self._gone.set()
+    def on_death(self, member: Member, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.request.id in self.journal.entries:
+                self._fail(entry.stream, "error", WorkerDied("The worker that ran this request died; try again."))
 
-    def _on_step(self, step: Step, deltas: list[Delta]) -> None:
+    def on_gone(self, member: Member) -> None:
+        self.members.remove(member)
+        self._past = gauges.add([self._past, member.stats])
+        self._past_restarts += member.restarts
+
+    def needs(self, member: Member) -> bool:
+        return member.routed and self._phase in ("loading", "ready")
+
+    def on_step(self, member: Member, step: Step, deltas: list[Delta]) -> None:
         now = time.monotonic()
-        self._stats = step.stats
-        entries = self.journal.entries
         for request_id in step.admitted:
-            if request_id in entries:
-                self.journal.move(entries[request_id], "running")
+            if request_id in member.entries:
+                self.journal.move(member.entries[request_id], "running")
         for request_id in step.preempted:
-            if request_id in entries:
-                self.journal.move(entries[request_id], "queued")
+            if request_id in member.entries:
+                self.journal.move(member.entries[request_id], "queued")
         for delta in deltas:
-            if delta.id in entries:
-                self._take(entries[delta.id], delta, now)
+            if delta.id in member.entries:
+                self._take(member.entries[delta.id], delta, now)
 
     def _take(self, entry: Entry, delta: Delta, now: float) -> None:
         if delta.tokens and self._observer is not None:
@@ -290,18 +239,20 @@ class Pool:
                 self._observer.next_token(now - entry.last_token_at)
         self.journal.emit(entry, delta.tokens, now)
         if delta.finish in ("stop", "length"):
-            self._end(entry, delta.finish)
+            self._end(entry, delta.finish, cancel=False)
         if delta.finish in (None, "stop", "length"):
             entry.stream.push(delta)
         else:
             self._fail(entry.stream, delta.finish, _failure(delta))
 
-    # Ends
+    # Ends of requests
 
-    def _end(self, entry: Entry, reason: FinishReason) -> None:
+    def _end(self, entry: Entry, reason: FinishReason, cancel: bool) -> None:
+        """cancel: the worker, if one runs it, has to be told."""
         now = time.monotonic()
         self.journal.end(entry, reason, now)
-        self._decoding.close(entry.request.id)
+        if entry.member is not None:
+            entry.member.drop(entry, cancel)
         if self._observer is not None:
             self._observer.finished(reason, now - entry.request.arrival)
         if not self.journal.entries:
@@ -312,9 +263,7 @@ class Pool:
         for request_id in stream.open:
             entry = self.journal.entries.get(request_id)
             if entry is not None:
-                self._end(entry, reason)
-                if self._worker is not None:
-                    self._worker.cancel(request_id)
+                self._end(entry, reason, cancel=True)
         stream.end(error)
 
     def _cancel(self, stream: Stream) -> None:
@@ -346,13 +295,3 @@ def _failure(delta: Delta) -> PitstopError:
     if delta.finish == "cancelled":
         return Unavailable("The worker cancelled the request; try again.")
     return PitstopError(delta.message or "The engine failed on this request.")
-
-
-_COUNTERS = ("steps", "preemptions", "prompt_tokens", "cached_tokens", "generated_tokens")
-
-
-def _total(past: Stats, now: Stats, keep_gauges: bool = True) -> Stats:
-    """`now` with the counters of earlier incarnations added."""
-    counters = {name: getattr(past, name) + getattr(now, name) for name in _COUNTERS}
-    gauges = {name: getattr(now, name) for name in Stats.__struct_fields__ if name not in _COUNTERS} if keep_gauges else {}
-    return Stats(**gauges, **counters)

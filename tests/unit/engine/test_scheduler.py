@@ -255,3 +255,22 @@ def test_nobody_overtakes_one_that_waits_for_memory() -> None:
     scheduler.submit(request("small", words(3, 10), 1, arrival=2.0))
     step(scheduler, runner)
     assert (scheduler.running, scheduler.waiting) == (1, 2)
+
+
+def test_a_probe_neither_uses_nor_leaves_anything_in_the_prefix_index() -> None:
+    """A page from better times could hide that the model computes nonsense now."""
+    scheduler, runner = make()
+    prompt = words(3, 300)
+    scheduler.submit(request("user", prompt, 4))
+    finish(scheduler, runner)
+    listed = scheduler.cache.index.listed()
+    rows, hits = runner.rows, scheduler.cached_tokens
+    scheduler.submit(request("probe", prompt, 4, probe=True))
+    outputs = finish(scheduler, runner)["probe"]
+    assert tokens(outputs) == expected(prompt, 4)
+    assert (runner.rows - rows, scheduler.cached_tokens) == (303, hits)
+    assert scheduler.cache.index.listed() == listed
+    scheduler.submit(request("new", other := words(4, 300), 4, probe=True))
+    finish(scheduler, runner)
+    scheduler.submit(request("after", other, 4))
+    assert finish(scheduler, runner)["after"][0].cached_tokens == 0

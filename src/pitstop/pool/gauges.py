@@ -1,0 +1,48 @@
+"""What /metrics shows of a pool, and the sums behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, Protocol
+
+from pitstop.engine.protocol import Stats
+from pitstop.types import FinishReason
+
+State = Literal["loading", "ready", "restarting", "draining", "stopped"]
+
+_COUNTERS = ("steps", "preemptions", "prompt_tokens", "cached_tokens", "generated_tokens")
+
+
+class Observer(Protocol):
+    """What wants to know about latencies, in seconds. Called on the event loop."""
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def next_token(self, seconds: float) -> None: ...
+
+    def finished(self, reason: FinishReason, seconds: float) -> None: ...
+
+
+class Gauges(NamedTuple):
+    """An exact snapshot: accepted = finished, all reasons together, + queued + running. Counts are choices, not user requests."""
+
+    state: State
+    encoding: int
+    queued: int
+    running: int
+    accepted: int
+    finished: dict[FinishReason, int]
+    rejected: int  # requests refused because the queue was full
+    restarts: int
+    stats: Stats  # gauges of the living workers together; counters of all incarnations together
+
+
+def add(parts: Iterable[Stats]) -> Stats:
+    """Field by field."""
+    parts = list(parts)
+    return Stats(*(sum(getattr(part, name) for part in parts) for name in Stats.__struct_fields__))
+
+
+def counters(stats: Stats) -> Stats:
+    """What remains of a worker that has ended: its counters."""
+    return Stats(**{name: getattr(stats, name) for name in _COUNTERS})

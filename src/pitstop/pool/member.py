@@ -1,0 +1,362 @@
+"""One worker process and its life: spawned, ready, replaced when it dies, retired. Belongs to the event loop and never blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pitstop.config import EngineConfig, PoolConfig
+from pitstop.engine.protocol import Failed, Ready, Stats, Step
+from pitstop.errors import ConfigError, DeadlineExceeded, PitstopError, Unavailable, WorkerDied
+from pitstop.pool import gauges
+from pitstop.pool.backoff import Backoff
+from pitstop.pool.decoding import Decoding
+from pitstop.pool.journal import Entry
+from pitstop.pool.stream import Delta
+from pitstop.pool.worker import Process, Worker, spawn
+from pitstop.text.tokenizer import Tokenizer
+from pitstop.types import Output, Request, SamplingParams
+
+log = logging.getLogger(__name__)
+
+Life = Literal["starting", "ready", "retiring", "dead"]
+
+PROBE_PRIORITY = -(10**9)
+"""A probe goes before every user's request."""
+
+
+class Owner(Protocol):
+    """What a member tells its pool, on the event loop."""
+
+    tokenizer: Tokenizer
+
+    def on_ready(self, member: Member) -> None:
+        """A worker has become ready: the first one or a replacement."""
+
+    def on_step(self, member: Member, step: Step, deltas: list[Delta]) -> None: ...
+
+    def on_death(self, member: Member, entries: list[Entry]) -> None:
+        """The worker has ended and left these, in the order in which they were submitted."""
+
+    def on_gone(self, member: Member) -> None:
+        """The member is dead."""
+
+    def needs(self, member: Member) -> bool:
+        """Whether a dead worker is to be replaced."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Probe:
+    answer: asyncio.Future[list[int]]
+    tokens: list[int] = field(default_factory=list)
+
+
+class Member:
+    """A place in the pool that is filled by one worker process at a time, all of one config.
+
+    starting: no worker is ready, one will be. ready. retiring: ends when its last request has. dead: has ended, and will not come back.
+    `facts` is what the latest worker reported when it became ready. `routed`: new requests come here; the pool's to set.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        engine: EngineConfig,
+        config: PoolConfig,
+        owner: Owner,
+        command: Sequence[str],
+        first: Process | None = None,
+    ) -> None:
+        """first: a process for the first worker that was spawned ahead. The member starts at once; await `ready`."""
+        self.number = number
+        self.config = engine
+        self.facts: Ready | None = None
+        self.routed = False
+        self.entries: dict[str, Entry] = {}
+        self.gone = asyncio.Event()
+        """Set once the member is dead and its process has ended."""
+        self._pool_config = config
+        self._owner = owner
+        self._command = command
+        self._first = first
+        self._incarnation = 0
+        self._worker: Worker | None = None
+        self._decoding = Decoding(owner.tokenizer)
+        self._ready_since: float | None = None
+        self._served = 0.0
+        self._retiring = self._dead = False
+        self._worker_ready: asyncio.Future[Ready] | None = None
+        self._worker_gone = asyncio.Event()
+        self._stats, self._past = Stats(), Stats()
+        self._probes: dict[str, _Probe] = {}
+        self._probe_numbers = itertools.count()
+        self._heard_at = 0.0
+        self._backoff = Backoff(config.restart_backoff)
+        self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._started.add_done_callback(lambda future: future.cancelled() or future.exception())  # whoever does not ask is not told
+        self._supervisor = asyncio.create_task(self._supervise(), name=f"member-{number}")
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def life(self) -> Life:
+        if self._dead:
+            return "dead"
+        if self._retiring:
+            return "retiring"
+        return "ready" if self.up else "starting"
+
+    @property
+    def up(self) -> bool:
+        """Whether a worker is there that runs what it is given."""
+        return self._ready_since is not None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.entries or self._probes)
+
+    @property
+    def pid(self) -> int:
+        """Of the worker process, which may have ended."""
+        assert self._worker is not None
+        return self._worker.pid
+
+    @property
+    def restarts(self) -> int:
+        """Workers started after the first."""
+        return max(0, self._incarnation - 1)
+
+    @property
+    def deaths(self) -> int:
+        """Of workers in a row that were not healthy for a minute in between."""
+        return self._backoff.deaths
+
+    @property
+    def stats(self) -> Stats:
+        """Gauges of the living worker; counters of all incarnations together."""
+        return gauges.add([self._past, self._stats])
+
+    def last_step_age(self, now: float) -> float | None:
+        """Seconds since the last step, or since there is work if that is later; None without work."""
+        return now - self._heard_at if self.up and self.busy else None
+
+    async def ready(self) -> Ready:
+        """Wait for the first worker. Raises ConfigError with its own message when it cannot start or takes longer than `start_timeout`."""
+        return await asyncio.shield(self._started)
+
+    def submit(self, entry: Entry, request: Request) -> None:
+        """Run a choice. The member must be up."""
+        self._hear_if_idle()
+        entry.member = self
+        self.entries[request.id] = entry
+        self._decoding.open(request.id, entry.text)
+        self._worker.submit(request)
+
+    def drop(self, entry: Entry, cancel: bool) -> None:
+        """Forget a choice that has ended. cancel: the worker does not know yet."""
+        request_id = entry.request.id
+        if self.entries.pop(request_id, None) is None:
+            return
+        entry.member = None
+        self._decoding.close(request_id)
+        if cancel:
+            self._worker.cancel(request_id)
+        self._leave_when_done()
+
+    async def probe(self, prompt: list[int], max_tokens: int, timeout: float) -> list[int]:
+        """The greedy continuation of `prompt` in tokens, end tokens ignored, from this member's worker.
+
+        It goes before all requests, is in no count of theirs, and computes everything itself: nothing is taken from the prefix cache,
+        where a page from better times could hide what is wrong now, and nothing is left there.
+        Raises Unavailable without a ready worker, DeadlineExceeded after `timeout` seconds, WorkerDied, and PitstopError with the
+        engine's reason to refuse.
+        """
+        if not self.up:
+            raise Unavailable(f"worker {self.number} is not ready")
+        now = time.monotonic()
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        request = Request(
+            id=f"probe-{next(self._probe_numbers)}",
+            prompt=prompt,
+            params=params,
+            priority=PROBE_PRIORITY,
+            arrival=now,
+            deadline=now + timeout,
+            probe=True,
+        )
+        self._hear_if_idle()
+        probe = self._probes[request.id] = _Probe(asyncio.get_running_loop().create_future())
+        worker = self._worker
+        worker.submit(request)
+        try:
+            return await asyncio.wait_for(probe.answer, timeout)
+        except TimeoutError:
+            raise DeadlineExceeded(f"worker {self.number} did not answer a probe within {timeout:g} s") from None
+        finally:
+            if self._probes.pop(request.id, None) is not None:
+                worker.cancel(request.id)
+            self._leave_when_done()
+
+    def retire(self) -> None:
+        """Take no new requests, and end when the last one has ended; `gone` is set then."""
+        self._retiring, self.routed = True, False
+        self._leave_when_done()
+
+    async def close(self) -> None:
+        """Stop the worker and wait until it is gone. What it still ran is forgotten."""
+        self._dead, self.routed = True, False
+        self._supervisor.cancel()
+        await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._fail_probes(Unavailable(f"worker {self.number} is being stopped"))
+        await self._take_down()
+        self._depart()
+
+    def kill(self) -> None:
+        """SIGKILL the worker."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def _leave_when_done(self) -> None:
+        if self._retiring and not self._dead and not self.busy and not self._owner.needs(self):
+            self._dead = True  # from now on, not only when the task begins
+            self._closing = asyncio.create_task(self.close(), name=f"member-{self.number}-leaves")
+
+    def _hear_if_idle(self) -> None:
+        """A worker without work says nothing: its silence counts from its first work on."""
+        if not self.busy:
+            self._heard_at = time.monotonic()
+
+    # Supervision
+
+    async def _supervise(self) -> None:
+        """Fill the place, and fill it again whenever the worker dies: later and later when it keeps dying."""
+        while True:
+            try:
+                await self._bring_up()
+            except Exception as error:
+                await self._take_down()
+                if not self._started.done():
+                    self._started.set_exception(error)
+                    self._depart()
+                    return
+                self._served = 0.0
+                log.error("worker %d did not start: %s", self.number, error, exc_info=not isinstance(error, PitstopError))
+            else:
+                await self._worker_gone.wait()
+            delay = self._backoff.died(self._served)
+            if self._owner.needs(self):
+                await asyncio.sleep(delay)
+            if not self._owner.needs(self):
+                self._depart()
+                return
+
+    def _depart(self) -> None:
+        self._dead, self.routed = True, False
+        self._past, self._stats = gauges.counters(self.stats), Stats()
+        if not self.gone.is_set():
+            self.gone.set()
+            self._owner.on_gone(self)
+
+    async def _bring_up(self) -> None:
+        """Start a new incarnation and wait until it is ready. Raises ConfigError."""
+        loop = asyncio.get_running_loop()
+        self._incarnation += 1
+        self._decoding = decoding = Decoding(self._owner.tokenizer)
+        self._past, self._stats = gauges.counters(self.stats), Stats()
+        self._worker_gone.clear()
+        self._worker_ready = loop.create_future()
+
+        def post(call: Callable[..., None], *arguments: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed under us
+                loop.call_soon_threadsafe(call, *arguments)
+
+        def on_message(worker: Worker, message: Ready | Step | Failed) -> None:
+            if isinstance(message, Step):
+                deltas, stopped = decoding.step(message)
+                for request_id in stopped:
+                    worker.cancel(request_id)
+                post(self._on_step, message, deltas)
+            else:
+                post(self._on_start, message)
+
+        try:
+            process, self._first = self._first or spawn(self._command), None
+        except OSError as error:
+            raise ConfigError(f"the worker cannot be started: {error}") from error
+        self._worker = Worker(self._incarnation, self.config, process, on_message, lambda worker: post(self._on_exit, worker))
+        log.info("worker %d has process id %d", self.number, self._worker.pid)
+        try:
+            self.facts = await asyncio.wait_for(self._worker_ready, self._pool_config.start_timeout)
+        except TimeoutError:
+            raise ConfigError(f"the worker was not ready within {self._pool_config.start_timeout:g} s") from None
+        if self._worker_gone.is_set():
+            raise ConfigError(f"the worker {self._worker.exit_status} as soon as it was ready")
+        self._ready_since = time.monotonic()
+        if not self._started.done():
+            self._started.set_result(self.facts)
+        self._owner.on_ready(self)
+
+    async def _take_down(self) -> None:
+        if self._worker is not None:
+            if not self.up:  # it has nothing to lose yet, and would notice the end of file only after loading
+                self._worker.kill()
+            self._worker.stop()
+            await asyncio.to_thread(self._worker.join)
+
+    # What the worker's reader thread posts
+
+    def _on_start(self, message: Ready | Failed) -> None:
+        if self._worker_ready is None or self._worker_ready.done():
+            return
+        if isinstance(message, Ready):
+            self._worker_ready.set_result(message)
+        else:
+            self._worker_ready.set_exception(ConfigError(message.message))
+
+    def _on_step(self, step: Step, deltas: list[Delta]) -> None:
+        self._heard_at = time.monotonic()
+        self._stats = step.stats
+        if self._probes:
+            for output in step.outputs:
+                if output.id in self._probes:
+                    self._take_probe(self._probes[output.id], output)
+        self._owner.on_step(self, step, deltas)
+
+    def _take_probe(self, probe: _Probe, output: Output) -> None:
+        probe.tokens += output.tokens
+        if output.finish is None or probe.answer.done():
+            return
+        del self._probes[output.id]
+        if output.finish == "length":
+            probe.answer.set_result(probe.tokens)
+        else:
+            probe.answer.set_exception(PitstopError(output.message or f"the engine ended a probe: {output.finish}"))
+
+    def _on_exit(self, worker: Worker) -> None:
+        """The process has been reaped, and all that it sent has been posted before."""
+        if worker is not self._worker or self._dead:
+            return
+        if self._worker_ready is not None and not self._worker_ready.done():
+            self._worker_ready.set_exception(ConfigError(f"the worker {worker.exit_status} before it was ready; its output above says why"))
+        elif self.up:
+            log.error("worker %d %s with %d requests in flight", self.number, worker.exit_status, len(self.entries))
+            self._served = time.monotonic() - self._ready_since
+        self._ready_since = None
+        self._worker_gone.set()
+        self._fail_probes(WorkerDied(f"worker {self.number} {worker.exit_status}"))
+        entries, self.entries = list(self.entries.values()), {}
+        for entry in entries:
+            entry.member = None
+        self._owner.on_death(self, entries)
+
+    def _fail_probes(self, error: PitstopError) -> None:
+        for probe in self._probes.values():
+            if not probe.answer.done():
+                probe.answer.set_exception(error)
+        self._probes.clear()
