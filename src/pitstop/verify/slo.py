@@ -58,11 +58,16 @@ class LoadLimits(_Limits):
 
 
 class SoakLimits(_Limits):
-    """Slopes: the upper end of their confidence interval. Memory is anonymous memory of all the server's processes together, in KiB."""
+    """Slopes: the upper end of their confidence interval. Memory is anonymous memory of all the server's processes together, in KiB.
+
+    `gpu_errors` holds for uncorrected memory errors, Xid events and link errors, each.
+    """
 
     memory_kb_per_request: float | None = 0.25
     handles_per_hour: float | None = 1
     threads_per_hour: float | None = 1
+    gpu_memory_kb_per_request: float | None = 0.25
+    gpu_errors: int | None = 0
     drifted_answers: int | None = 0
     restarts: int | None = 0
     error_share: float | None = 0
