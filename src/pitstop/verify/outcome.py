@@ -28,11 +28,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of one line or cloud: x and y of equal length."""
+    """Points of one line or cloud: x and y of equal length. None, as JSON has NaN, is a gap in a line."""
 
     name: str
-    x: list[float]
-    y: list[float]
+    x: list[float | None]
+    y: list[float | None]
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     x_label: str
     y_label: str
     series: list[Series]
-    limits: dict[str, float] = {}
+    limits: dict[str, float | None] = {}
     log_x: bool = False
 
 
@@ -72,7 +72,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a run, and how to repeat it. Several outcomes of one tier are a comparison; the first target is judged."""
+    """All of a run, and how to repeat it: the `command` lines. Several outcomes of one tier are a comparison; the first target is judged."""
 
     command: list[str]
     machine: dict[str, str]
@@ -81,9 +81,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def judged(self) -> list[Outcome]:
-        """The outcomes of the first target."""
-        return [outcome for outcome in self.outcomes if outcome.target["url"] == self.outcomes[0].target["url"]]
+        """The outcomes of the first target: of one model at one address."""
+        return [outcome for outcome in self.outcomes if _place(outcome) == _place(self.outcomes[0])]
 
     @property
     def passed(self) -> bool:
         return bool(self.outcomes) and all(outcome.passed for outcome in self.judged)
+
+
+def _place(outcome: Outcome) -> tuple[str | None, str | None]:
+    return outcome.target.get("url"), outcome.target.get("model")

@@ -1,0 +1,264 @@
+"""The report as one HTML page: no script, nothing loaded, everything that came from a server escaped."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from markupsafe import Markup
+
+from pitstop.verify.outcome import Check, Outcome, Plot, Report, Series, Table
+from pitstop.verify.report.charts import Chart, draw
+from pitstop.verify.report.values import show
+
+HERE = Path(__file__).parent
+QUESTIONS = {
+    "functional": "Does it do what the API says?",
+    "load": "Is it fast enough when many ask?",
+    "soak": "Is it still so after a while?",
+    "quality": "Are the answers as good?",
+}
+UNJUDGED = ("unsupported:", "skipped:")
+"""A check whose reason begins so holds because nothing could be judged."""
+REASONS = 8
+"""So many reasons at the top; the rest stand in their tier's section."""
+OVERLAID = 4
+"""Lines of several targets share one chart up to so many."""
+NUMBER = re.compile(r"[-−+<≤≥]?\s?\d|[–-]$|nan")
+Number = Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one target's check came to."""
+
+    state: str  # "held", "failed", "not judged", "not run"
+    measured: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A check across the targets."""
+
+    name: str
+    limit: str
+    cells: list[Cell]
+
+    @property
+    def failed(self) -> bool:
+        return any(cell.state == "failed" for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Run:
+    """An outcome and how it is called."""
+
+    label: str
+    outcome: Outcome
+    started: str
+    held: int
+
+
+@dataclass(frozen=True)
+class Tier:
+    name: str
+    question: str
+    runs: list[Run]
+    failed: list[Row]
+    others: list[Row]
+    tables: list[list[tuple[str, Table]]]
+    figures: list[list[tuple[str, Chart]]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Of the judged target, which comes first; a tier that only others ran is not judged."""
+        return all(run.outcome.passed for run in self.runs if run.label == self.runs[0].label)
+
+
+def render(report: Report) -> str:
+    """The page as HTML text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(HERE)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    labels = _labels(report.outcomes)
+    tiers = _tiers(report.outcomes, labels)
+    return environment.get_template("page.html").render(
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        report=report,
+        labels=list(dict.fromkeys(labels)),
+        urls=dict(zip(labels, report.outcomes, strict=True)),
+        failures=[check for outcome in report.judged for check in outcome.failures],
+        empty=[outcome.tier for outcome in report.judged if not outcome.checks],
+        checks=sum(len(outcome.checks) for outcome in report.judged),
+        reasons=REASONS,
+        numeric=_numeric,
+        why=_why,
+        limits=[(tier, _limit_rows(tier)) for tier in tiers],
+        tiers=tiers,
+        seeds=sorted({outcome.seed for outcome in report.outcomes}),
+        date=_date(min((outcome.started for outcome in report.outcomes), default=0)),
+    )
+
+
+def _labels(outcomes: list[Outcome]) -> list[str]:
+    """A short name for each outcome's target; with its address when two are called alike."""
+    addresses: dict[str, set[str]] = {}
+    for outcome in outcomes:
+        addresses.setdefault(_server(outcome), set()).add(outcome.target.get("url", ""))
+    return [
+        _server(outcome) if len(addresses[_server(outcome)]) == 1 else f"{_server(outcome)} at {_host(outcome.target.get('url', ''))}"
+        for outcome in outcomes
+    ]
+
+
+def _server(outcome: Outcome) -> str:
+    return outcome.target.get("server") or "unknown server"
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).netloc or url
+    except ValueError:
+        return url
+
+
+def _date(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return "unknown time"
+
+
+def _tiers(outcomes: list[Outcome], labels: list[str]) -> list[Tier]:
+    numbers = iter(range(1, 1_000_000))
+    tiers = []
+    for name in QUESTIONS:
+        runs = [
+            Run(label, outcome, _date(outcome.started), sum(check.passed for check in outcome.checks))
+            for outcome, label in zip(outcomes, labels, strict=True)
+            if outcome.tier == name
+        ]
+        if not runs:
+            continue
+        rows = _rows(name, [run.outcome for run in runs])
+        tiers.append(
+            Tier(
+                name=name,
+                question=QUESTIONS[name],
+                runs=runs,
+                failed=[row for row in rows if row.failed],
+                others=[row for row in rows if not row.failed],
+                tables=_by_title((run.label, table) for run in runs for table in run.outcome.tables),
+                figures=_figures([(run.label, plot) for run in runs for plot in run.outcome.plots], lambda: next(numbers)),
+                notes=_notes(runs),
+            )
+        )
+    return tiers
+
+
+def _rows(tier: str, outcomes: list[Outcome]) -> list[Row]:
+    """Every check by name, in the order of the first target that has it."""
+    names = dict.fromkeys(check.name for outcome in outcomes for check in outcome.checks)
+    rows = []
+    for name in names:
+        found = [next((check for check in outcome.checks if check.name == name), None) for outcome in outcomes]
+        limits = dict.fromkeys(show(check.limit, name) for check in found if check and check.limit is not None)
+        rows.append(Row(name.removeprefix(f"{tier}."), " or ".join(limits), [_cell(check) for check in found]))
+    return rows
+
+
+def _cell(check: Check | None) -> Cell:
+    if check is None:
+        return Cell("not run", "", "")
+    state = "failed" if not check.passed else "not judged" if check.reason.startswith(UNJUDGED) else "held"
+    return Cell(state, "" if check.value is None and check.limit is None else show(check.value, check.name, check.limit), _why(check))
+
+
+def _why(check: Check) -> str:
+    """The reason without the verdict that stands beside it."""
+    return check.reason.removeprefix("failed: ").removeprefix("passed: ")
+
+
+def _limit_rows(tier: Tier) -> list[Row]:
+    """The checks that measured something against a limit, and one row that counts the others."""
+    rows = [*tier.failed, *tier.others]
+    measured = [row for row in _rows(tier.name, [run.outcome for run in tier.runs]) if _measures(row)]
+    counted = [row for row in rows if not _measures(row)]
+    if not counted:
+        return measured
+    cells = []
+    for place, _ in enumerate(tier.runs):
+        states = [row.cells[place].state for row in counted if row.cells[place].state != "not run"]
+        held = sum(state != "failed" for state in states)
+        cells.append(
+            Cell("held" if held == len(states) else "failed", f"{held} of {len(states)} hold", "") if states else Cell("not run", "", "")
+        )
+    return [*measured, Row("other checks" if measured else "checks", "all", cells)]
+
+
+def _measures(row: Row) -> bool:
+    return bool(row.limit or any(cell.measured for cell in row.cells))
+
+
+def _by_title(tables: Iterable[tuple[str, Table]]) -> list[list[tuple[str, Table]]]:
+    groups: dict[str, list[tuple[str, Table]]] = {}
+    for label, table in tables:
+        groups.setdefault(table.title, []).append((label, table))
+    return list(groups.values())
+
+
+def _numeric(table: Table) -> list[Markup]:
+    """An attribute for each column's cells: those that begin with a number stand to the right. Rows may be longer than the head."""
+    width = max(map(len, [table.columns, *table.rows]))
+    columns = [[row[place] for row in table.rows if place < len(row) and row[place]] for place in range(width)]
+    return [Markup(" class=n") if cells and all(NUMBER.match(cell) for cell in cells) else Markup("") for cells in columns]
+
+
+def _figures(plots: list[tuple[str, Plot]], number: Number) -> list[list[tuple[str, Chart]]]:
+    """Charts of one title together: overlaid when they are few lines, else side by side on equal axes."""
+    groups: dict[tuple, list[tuple[str, Plot]]] = {}
+    for label, plot in plots:
+        groups.setdefault((plot.title, plot.kind, plot.x_label, plot.y_label, plot.log_x), []).append((label, plot))
+    figures = []
+    for group in groups.values():
+        whole = group[0][1] if len(group) == 1 else _overlay(group)
+        if len(group) == 1 or (len(whole.series) <= OVERLAID and whole.kind != "scatter"):
+            figures.append([("", draw(whole, number()))])
+        else:
+            figures.append([(label, draw(plot, number(), frame=whole)) for label, plot in group])
+    return figures
+
+
+def _overlay(group: list[tuple[str, Plot]]) -> Plot:
+    first = group[0][1]
+    limits = {name: value for _, plot in reversed(group) for name, value in plot.limits.items()}
+    series = [
+        Series(name=label if len(plot.series) == 1 else f"{label}: {line.name}", x=line.x, y=line.y)
+        for label, plot in group
+        for line in plot.series
+    ]
+    return Plot(
+        title=first.title,
+        kind=first.kind,
+        x_label=first.x_label,
+        y_label=first.y_label,
+        series=series,
+        limits=limits,
+        log_x=first.log_x,
+    )
+
+
+def _notes(runs: list[Run]) -> list[tuple[str, str]]:
+    """Each note once, with the targets that it is about when it is not about all."""
+    about: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.outcome.notes:
+            about.setdefault(note, []).append(run.label)
+    return [("" if len(labels) == len(runs) else ", ".join(labels), note) for note, labels in about.items()]
