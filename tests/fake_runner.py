@@ -21,6 +21,10 @@ class FakeRunner:
         digest = hashlib.sha256(repr(known).encode()).digest()
         return int.from_bytes(digest[:4], "little") % self.vocab_size
 
+    def logits(self, known: list[int], first: int, end: int) -> bytes:
+        """For each position, four bytes that depend on everything up to it."""
+        return b"".join(self.next_token(known[: position + 1]).to_bytes(4, "little") for position in range(first, end))
+
     def run(self, plan: StepPlan) -> StepResult:
         for source, destination in plan.copies:
             self.tails[destination] = list(self.tails.get(source, [None] * SEGMENT))
@@ -38,10 +42,14 @@ class FakeRunner:
         for span in plan.spans:
             self._check(span)
             self.rows += span.count
-            if span.want != "none":
-                scores = [Logprob(t, 0.0) for t in span.request.prompt[span.start + 1 : span.start + span.count + 1]]
+            if span.wanted:
+                end = span.start + span.count
+                scores = [Logprob(t, 0.0) for t in span.request.prompt[end - span.wanted + 1 : end + 1]]
                 token = self.next_token(span.known) if span.samples else None
-                result[span.request.id] = Sampled(token, None, scores if span.want == "all" else None)
+                if span.request.score_from is not None:
+                    result[span.request.id] = Sampled(None, logits=self.logits(span.known, end - span.wanted, end))
+                    continue
+                result[span.request.id] = Sampled(token, None, scores if span.request.params.prompt_logprobs is not None else None)
         return result
 
     def _check(self, span) -> None:

@@ -95,6 +95,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `arrival` and `deadline` are in seconds of the host's monotonic clock, which the processes of one host share.
     A lower `priority` is served earlier.
     `probe`: a health check's, not a user's: in no count, and neither served from the prefix cache nor left in it.
+    `score_from`: the logits at the prompt's positions from this one on are wanted themselves, and nothing else; max_tokens must be 0.
     """
 
     id: str
@@ -106,6 +107,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0
     deadline: float | None = None
     probe: bool = False
+    score_from: int | None = None
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +128,7 @@ class Output(msgspec.Struct, array_like=True):
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     prompt_logprobs: list[Logprob] | None = None  # of prompt tokens 1, 2, …, on the first output
     message: str = ""  # why, when finish is "error"
+    logits: bytes = b""  # for score_from: [rows, vocab] fp32, little endian
 
 
 class Piece(NamedTuple):
@@ -152,8 +155,7 @@ class Span:
     """One request's share of a step: its tokens at positions start … start + count - 1.
 
     `known` are all its tokens so far, prompt first (the scheduler's own list: read it, never keep it). `pages` are its sealed segments'
-    in order, lead pages first, those that this step seals included. `want` says for which rows logits are needed: "last" chooses the next
-    token, "all" also scores the prompt.
+    in order, lead pages first, those that this step seals included. Logits are wanted for the last `wanted` rows.
     """
 
     request: Request
@@ -162,7 +164,7 @@ class Span:
     count: int
     pages: list[int]
     pieces: list[Piece]
-    want: Literal["none", "last", "all"] = "none"
+    wanted: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -187,11 +189,15 @@ class StepPlan:
 
 
 class Sampled(NamedTuple):
-    """The token chosen after a span (None: not yet at its end), its log-probability if wanted, and those of the span's prompt tokens."""
+    """The token chosen after a span (None: not yet at its end), its log-probability if wanted, and those of the span's prompt tokens.
+
+    logits: for a request that scores, those of the span's wanted rows, [rows, vocab] fp32, little endian.
+    """
 
     token: int | None
     logprob: Logprob | None = None
     prompt_logprobs: list[Logprob] | None = None
+    logits: bytes = b""
 
 
 StepResult = dict[str, Sampled]

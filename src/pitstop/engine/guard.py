@@ -102,7 +102,7 @@ def _logits(model: Llama, codec: Codec, shape: KVShape, tokens: list[int], devic
         rows = min(SEGMENT, len(tokens) - start)
         pieces = cache.reserve(holding, rows)
         pages = [*holding.pages, *chain.from_iterable(piece.pages for piece in pieces)]
-        logits = runner.logits(StepPlan([Span(request, tokens, start, rows, pages, pieces, "all" if start else "none")]))
+        logits = runner.logits(StepPlan([Span(request, tokens, start, rows, pages, pieces, rows if start else 0)]))
         cache.commit(holding, tokens)
         if start:
             yield logits

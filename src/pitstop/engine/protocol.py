@@ -16,7 +16,15 @@ from pitstop.kv.capacity import Capacity
 from pitstop.types import Output, Request
 
 MAX_MESSAGE = 256 << 20
+MAX_LOGITS = 16 << 20
+"""Bytes of logits that one request may bring (Request.score_from): what bounds a message, and the front's memory."""
+
 _LENGTH = struct.Struct("<I")
+
+
+def score_rows(vocab_size: int) -> int:
+    """Prompt positions that one request may score."""
+    return max(1, MAX_LOGITS // (4 * vocab_size))
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):

@@ -30,9 +30,9 @@ class Runner:
         result: StepResult = {}
         first = 0
         for span in plan.spans:
-            if rows := _wanted(span):
-                result[span.request.id] = self._sample(span, logits[first : first + rows])
-            first += rows
+            if span.wanted:
+                result[span.request.id] = self._sample(span, logits[first : first + span.wanted])
+            first += span.wanted
         return result
 
     @torch.inference_mode()
@@ -42,30 +42,28 @@ class Runner:
         self._view.load(plan)
         tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
         x = self._model.embed(tokens)
-        if self._decode is not None and all(span.count == 1 and span.want == "last" for span in plan.spans):
+        if self._decode is not None and all(span.count == span.wanted == 1 for span in plan.spans):
             return self._decode(x).numpy()
         wanted: list[int] = []
         end = 0
         for span in plan.spans:
             end += span.count
-            wanted += range(end - _wanted(span), end)
+            wanted += range(end - span.wanted, end)
         rows = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         return self._model.forward(x, self._view, rows).cpu().numpy()
 
     def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
-        """logits [rows, vocab]: the span's last row, or all of them."""
+        """logits [rows, vocab]: of the span's wanted rows."""
         request, params = span.request, span.request.params
+        if request.score_from is not None:
+            return Sampled(None, logits=logits.astype("<f4").tobytes())
         scores: list[Logprob] | None = None
-        if span.want == "all":
-            targets = request.prompt[span.start + 1 : span.start + span.count + 1]
+        if params.prompt_logprobs is not None:
+            end = span.start + span.count
+            targets = request.prompt[end - span.wanted + 1 : end + 1]
             scores = [sampler.logprob(row, token, params.prompt_logprobs) for row, token in zip(logits, targets, strict=False)]
         if not span.samples:
             return Sampled(None, None, scores)
         token = sampler.sample(logits[-1], params, span.known, len(request.prompt), request.choice, self._end_tokens)
         chosen = None if params.logprobs is None else sampler.logprob(logits[-1], token, params.logprobs)
         return Sampled(token, chosen, scores)
-
-
-def _wanted(span: Span) -> int:
-    """How many of the span's last rows need logits."""
-    return {"none": 0, "last": 1, "all": span.count}[span.want]

@@ -10,6 +10,7 @@ import itertools
 from bisect import insort
 from dataclasses import dataclass, field
 
+from pitstop.engine.protocol import score_rows
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
 from pitstop.kv.cache import Holding, KVCache
 from pitstop.types import FinishReason, Logprob, Output, Request, Span, StepPlan, StepResult
@@ -26,6 +27,7 @@ class Sequence:
     cached_tokens: int = 0
     admitted_once: bool = False
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    logits: bytearray = field(default_factory=bytearray)
 
     @property
     def prompt_length(self) -> int:
@@ -41,8 +43,17 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether prompt log-probabilities are still to be computed: they need every prompt row, so nothing may come from the cache."""
+        """Whether prompt log-probabilities are still to be computed."""
         return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length - 1
+
+    @property
+    def wanted_from(self) -> int:
+        """The first position whose logits are wanted; what is wanted must be computed, so only what comes before may come from the cache."""
+        if self.scores_prompt:
+            return 0
+        if self.request.score_from is not None:
+            return self.request.score_from
+        return len(self.known) - (self.request.params.max_tokens > 0)
 
 
 class Scheduler:
@@ -101,6 +112,8 @@ class Scheduler:
         if any(not 0 <= token < self.vocab_size for token in request.prompt):
             raise InvalidRequest(f"prompt token ids must lie in [0, {self.vocab_size})", "prompt")
         params.check_vocabulary(self.vocab_size)
+        if request.score_from is not None:
+            self._check_score(request)
         if len(request.prompt) + params.max_tokens > self.context:
             raise ContextLengthExceeded(len(request.prompt), params.max_tokens, self.context, "prompt")
         key = (request.priority * self.ageing + request.arrival, next(self._order))
@@ -154,8 +167,9 @@ class Scheduler:
             sequence = self._sequences[span.request.id]
             self.cache.commit(sequence.holding, sequence.known)
             sampled = result.get(span.request.id)
-            if sampled is not None and sampled.prompt_logprobs:
-                sequence.prompt_logprobs += sampled.prompt_logprobs
+            if sampled is not None:
+                sequence.prompt_logprobs += sampled.prompt_logprobs or []
+                sequence.logits += sampled.logits
             if sequence.pending:
                 continue
             tokens = [sampled.token] if sampled is not None and sampled.token is not None else []
@@ -172,6 +186,12 @@ class Scheduler:
         self.admitted, self.preempted = [], []
         return changes
 
+    def _check_score(self, request: Request) -> None:
+        """Raise InvalidRequest for a score that is too long for a message, or that would generate."""
+        rows, most = len(request.prompt) - request.score_from, score_rows(self.vocab_size)
+        if not 0 < rows <= min(most, len(request.prompt)) or request.params.max_tokens:
+            raise InvalidRequest(f"a score has 1 to {most} rows of its prompt and max_tokens 0", "score_from")
+
     def _admit(self, plan: StepPlan, budget: int) -> None:
         leading = {s.request.group for s in self._running if s.in_prefill}
         for sequence in list(self._waiting):
@@ -180,8 +200,8 @@ class Scheduler:
             request = sequence.request
             if request.group and request.group in leading:  # the first choice computes the common prompt, the others then share it
                 continue
-            reuse = not (sequence.scores_prompt or request.probe)
-            holding = self.cache.open(sequence.known, sequence.prompt_length, reuse=reuse, listed=not request.probe)
+            limit = 0 if request.probe else sequence.wanted_from
+            holding = self.cache.open(sequence.known, sequence.prompt_length, limit=limit, listed=not request.probe)
             if holding is None:
                 return
             sequence.holding = holding
@@ -205,11 +225,8 @@ class Scheduler:
         """The span of the tokens just reserved."""
         holding = sequence.holding
         pages = holding.pages + [page for piece in holding.pending for page in piece.pages]
-        if sequence.scores_prompt:
-            want = "all"
-        else:
-            want = "last" if count == sequence.pending and sequence.request.params.max_tokens else "none"
-        return Span(sequence.request, sequence.known, holding.length, count, pages, holding.pending, want)
+        wanted = min(max(holding.length + count - sequence.wanted_from, 0), count)
+        return Span(sequence.request, sequence.known, holding.length, count, pages, holding.pending, wanted)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take everything from a running request and queue it again; it will catch up by recomputation (or from the prefix index)."""
@@ -217,6 +234,7 @@ class Scheduler:
         sequence.holding = None
         if sequence.scores_prompt:
             sequence.prompt_logprobs.clear()
+        sequence.logits.clear()
         self._running.remove(sequence)
         insort(self._waiting, sequence, key=lambda s: s.key)
         self.preemptions += 1
@@ -233,7 +251,8 @@ class Scheduler:
     def _output(self, sequence: Sequence, tokens: list[int], finish: FinishReason | None) -> Output:
         first = len(sequence.known) - sequence.prompt_length <= 1
         scores = sequence.prompt_logprobs if first and sequence.request.params.prompt_logprobs is not None else None
-        return Output(sequence.request.id, tokens, None, finish, sequence.cached_tokens, scores)
+        logits = bytes(sequence.logits) if finish == "length" else b""
+        return Output(sequence.request.id, tokens, None, finish, sequence.cached_tokens, scores, logits=logits)
 
     def _end(self, sequence: Sequence, tokens: list[int], finish: FinishReason) -> Output:
         """Free what a request holds and forget it."""

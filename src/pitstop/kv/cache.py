@@ -41,15 +41,15 @@ class KVCache:
         self._prefix = prefix
         self._holdings: set[Holding] = set()
 
-    def open(self, tokens: list[int], prompt: int, *, reuse: bool = True, listed: bool = True) -> Holding | None:
+    def open(self, tokens: list[int], prompt: int, *, limit: int | None = None, listed: bool = True) -> Holding | None:
         """Start holding for a request: takes what the index knows of `tokens`, all but the last one, which must be computed.
 
-        `prompt` is the prompt's length. reuse: take from the index. listed: leave there what is computed.
+        `prompt` is the prompt's length. limit: take so many tokens at most. listed: leave there what is computed.
         None when no tail slot could be had for the copy (nothing is held then).
         """
         holding = Holding(self.index.root, marks={prompt}, listed=listed and self._prefix)
-        if reuse and self._prefix:
-            limit = len(tokens) - 1
+        limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
+        if limit and self._prefix:
             holding.node, holding.pages, base = self.index.walk(tokens, limit)
             # Never a whole segment: what fills it must be computed, so that it is sealed. (A tail may outlive the page of its segment.)
             rest = tuple(tokens[base : min(base + SEGMENT - 1, limit)])

@@ -7,6 +7,7 @@ import random
 import pytest
 from fake_runner import FakeRunner
 
+from pitstop.engine import protocol
 from pitstop.engine.scheduler import Scheduler
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
 from pitstop.kv.cache import KVCache
@@ -221,6 +222,58 @@ def test_prompt_scores_cover_every_token_once(chunk: int) -> None:
         assert outputs[0].cached_tokens == 0
         assert tokens(outputs) == expected(prompt, count)
         assert outputs[-1].finish == "length"
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize("start", [0, 1, 127, 128, 140, 149])
+def test_a_score_brings_every_row_asked_for_and_takes_only_what_comes_before_from_the_cache(chunk: int, start: int) -> None:
+    scheduler, runner = make(prefill_chunk=chunk)
+    prompt = words(1, 150)
+    scheduler.submit(request("answer", prompt, 2))
+    finish(scheduler, runner)
+    for name in ("first", "again"):
+        scheduler.submit(request(name, prompt, 0, score_from=start))
+        [output] = finish(scheduler, runner)[name]
+        assert output.logits == runner.logits(prompt, start, 150)
+        assert output.cached_tokens <= start
+        assert (output.tokens, output.finish) == ([], "length")
+    assert output.cached_tokens == start
+
+
+def test_a_preempted_score_brings_its_rows_once() -> None:
+    """Answers grow into the memory that a slow score holds."""
+    scheduler, runner = make(pages=9, tails=24, prefill_chunk=7)
+    prompts = {f"r{i}": words(i, 7) for i in range(4)}
+    for name, prompt in prompts.items():
+        scheduler.submit(request(name, prompt, 200))
+    scheduler.submit(request("score", long := words(9, 900), 0, score_from=10, arrival=1.0))
+    outputs = finish(scheduler, runner)
+    assert "score" in scheduler.take_changes()[1]
+    assert [output.logits for output in outputs["score"]] == [runner.logits(long, 10, 900)]
+    for name, prompt in prompts.items():
+        assert tokens(outputs[name]) == expected(prompt, 200)
+
+
+def test_an_ended_score_brings_nothing() -> None:
+    scheduler, runner = make(prefill_chunk=50)
+    scheduler.submit(request("a", words(1, 150), 0, score_from=0))
+    step(scheduler, runner)
+    output = scheduler.cancel("a")
+    assert (output.finish, output.logits) == ("cancelled", b"")
+    assert not scheduler.busy
+    scheduler.cache.check()
+
+
+def test_a_score_that_no_message_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MAX_LOGITS", 100 * 4 * VOCAB)
+    scheduler, _ = make()
+    scheduler.submit(request("fits", words(1, 150), 0, score_from=50))
+    for start in (49, -1, 150):
+        with pytest.raises(InvalidRequest, match="a score has 1 to 100 rows of its prompt and max_tokens 0") as refused:
+            scheduler.submit(request("a", words(1, 150), 0, score_from=start))
+        assert refused.value.field == "score_from"
+    with pytest.raises(InvalidRequest, match="max_tokens 0"):
+        scheduler.submit(request("a", words(1, 150), 1, score_from=149))
 
 
 def test_what_can_never_run_is_refused() -> None:

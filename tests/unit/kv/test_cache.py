@@ -127,8 +127,8 @@ class LeadKeptTwice(KVCache):
 class LeadNotShared(KVCache):
     """A prefix hit takes references on own pages only."""
 
-    def open(self, tokens, prompt, *, reuse=True):
-        holding = super().open(tokens, prompt, reuse=reuse)
+    def open(self, tokens, prompt, **options):
+        holding = super().open(tokens, prompt, **options)
         if holding is not None and self._lead_pages and holding.pages:
             self.pages.drop(holding.pages[0])
         return holding
