@@ -18,6 +18,7 @@ from faults import Fault
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
+from pitstop.engine import protocol
 from pitstop.server.service import Texts
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
@@ -37,7 +38,15 @@ def texts() -> Texts:
 
 
 async def serve() -> None:
-    server = ServerConfig("toy", port=0, api_keys=tuple(options.key), max_choices=16, request_timeout=options.timeout)
+    server = ServerConfig(
+        "toy",
+        port=0,
+        api_keys=tuple(options.key),
+        max_choices=16,
+        request_timeout=options.timeout,
+        admin=options.admin,
+        admin_key=options.admin_key,
+    )
     pool = PoolConfig(max_waiting=options.max_waiting, stop_timeout=options.stop_timeout, restart_backoff=0.1)
     worker = (sys.executable, str(Path(__file__).parent / "fake_worker.py"), *options.worker)
     if options.fault:
@@ -56,8 +65,12 @@ parser.add_argument("--max-waiting", type=int, default=64)
 parser.add_argument("--stop-timeout", type=float, default=10)
 parser.add_argument("--timeout", type=float, default=60)
 parser.add_argument("--strict-template", action="store_true")
+parser.add_argument("--admin", action="store_true")
+parser.add_argument("--admin-key", default="")
+parser.add_argument("--max-logits", type=int, default=protocol.MAX_LOGITS)
 parser.add_argument("--fault", default="", help="one of tests/faults.py")
 parser.add_argument("worker", nargs="*")
 options = parser.parse_args()
+protocol.MAX_LOGITS = options.max_logits
 logging.basicConfig(level="INFO")
 asyncio.run(serve())

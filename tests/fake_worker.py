@@ -12,7 +12,8 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
     #fail N#     ends with an error after N tokens         #hold#       stays queued for ever
 
 Several may be given, `#slow 5##say hello#`; without `say` or `echo` it counts "0 1 2 3 …" for ever. Log-probabilities are -0.5 for the
-token and the top is the token followed by its neighbours; logit_bias is obeyed in that a token with bias 100 is said for ever.
+token and the top is the token followed by its neighbours; logit_bias is obeyed in that a token with bias 100 is said for ever. Logits at
+a position are `fake_logits`, of the tokens up to it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 from toys import byte_tokens, toy_vocabulary
 
 from pitstop.engine.protocol import Commands, Failed, Ready, Start, Stats, Step, ToWorker, receive, send
@@ -39,6 +41,7 @@ from pitstop.types import Logprob, Output, Request
 
 CONTEXT = 512
 END = 2
+VOCABULARY = Tokenizer(toy_vocabulary()).vocab_size
 MAX_RUNNING = 8
 CACHED = 3  # prompt tokens that it claims to have had
 
@@ -59,7 +62,8 @@ class Sequence:
 class Model:
     """The state of the fake engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, perturb: float = 0.0) -> None:
+        self.perturb = perturb
         self.tokenizer = Tokenizer(toy_vocabulary())
         self.sequences: dict[str, Sequence] = {}
         self.admitted: list[str] = []
@@ -150,6 +154,8 @@ class Model:
                 del self.sequences[request.id]
                 break
         logprobs = [self.logprob(token, params.logprobs) for token in tokens] if tokens and params.logprobs is not None else None
+        if request.score_from is not None:
+            return Output(request.id, [], finish=finish, logits=fake_logits(request.prompt, request.score_from, self.perturb).tobytes())
         first = sequence.said == len(tokens)
         scores = None
         if first and params.prompt_logprobs is not None:
@@ -172,6 +178,16 @@ class Model:
         return Logprob(token, -0.5, [(other, -0.5 - i) for i, other in enumerate(others)])
 
 
+def fake_logits(prompt: list[int], start: int, perturb: float = 0.0) -> np.ndarray:
+    """[len(prompt) - start, vocab] fp32, each row drawn from the tokens up to its position; perturb: how much noise is added."""
+    rows = []
+    for position in range(start, len(prompt)):
+        draw = np.random.default_rng(prompt[: position + 1])
+        row, noise = draw.normal(0, 3, (2, VOCABULARY)).astype(np.float32)
+        rows.append(row + np.float32(perturb) * noise)
+    return np.stack(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--die-at-start", action="store_true")
@@ -179,6 +195,7 @@ def main() -> None:
     parser.add_argument("--fail", default="")
     parser.add_argument("--stray", action="store_true", help="precede every step by a false one of another incarnation")
     parser.add_argument("--slow-start", type=float, default=0)
+    parser.add_argument("--perturb", type=float, default=0.0, help="noise in the logits of scores")
     parser.add_argument("fd", type=int)
     options = parser.parse_args()
     sock = socket.socket(fileno=options.fd)
@@ -190,7 +207,7 @@ def main() -> None:
         send(sock, Failed(start.incarnation, options.fail))
         return
     time.sleep(options.slow_start)  # deaf, as while loading weights
-    model = Model()
+    model = Model(options.perturb)
     send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"]))
     serve(sock, model, start.incarnation, options.stray)
 

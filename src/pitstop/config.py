@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +59,12 @@ class ServerConfig:
     max_choices: int = 16
     request_timeout: float = 600.0
     keep_alive: float = 75.0  # longer than common proxies' upstream keep-alive
+    admin: bool = False  # whether there are /admin routes
+    admin_key: str = ""  # what they need; without one they need what the API needs, and are for loopback only
+
+    def __post_init__(self) -> None:
+        if self.admin and not self.admin_key and not is_loopback(self.host):
+            raise ConfigError(f"--admin on --host {self.host} needs a key: set PITSTOP_ADMIN_KEY, or listen on 127.0.0.1")
 
 
 def cache_dir() -> Path:
@@ -70,6 +77,19 @@ def cache_dir() -> Path:
 def api_keys_from_env() -> tuple[str, ...]:
     """Keys in $PITSTOP_API_KEYS, separated by commas. Not an option, so that they do not show in a process list."""
     return tuple(key.strip() for key in os.environ.get("PITSTOP_API_KEYS", "").split(",") if key.strip())
+
+
+def admin_key_from_env() -> str:
+    """$PITSTOP_ADMIN_KEY, or ""."""
+    return os.environ.get("PITSTOP_ADMIN_KEY", "").strip()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a server that listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def usable_cores() -> int:

@@ -22,7 +22,7 @@ from pitstop.cli.options import (
     get_model,
     size_option,
 )
-from pitstop.config import EngineConfig, KVConfig, PoolConfig, ServerConfig, api_keys_from_env
+from pitstop.config import EngineConfig, KVConfig, PoolConfig, ServerConfig, admin_key_from_env, api_keys_from_env
 from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ def serve(
         float, typer.Option(min=0.001, callback=finite, help="Seconds a request may take.")
     ] = _SERVER.request_timeout,
     max_body: Annotated[int, size_option("--max-body", _SERVER.max_body, "Largest request body.")] = _SERVER.max_body,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Have the /admin routes. Their key is PITSTOP_ADMIN_KEY, which other hosts than loopback need.")
+    ] = _SERVER.admin,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged to stderr.")] = "info",
 ) -> None:
     """Serve MODEL through the OpenAI API, by default on http://127.0.0.1:8000.
@@ -73,6 +76,8 @@ def serve(
         api_keys=api_keys_from_env(),
         max_body=max_body,
         request_timeout=request_timeout,
+        admin=admin,
+        admin_key=admin_key_from_env(),
     )
     engine = EngineConfig(
         model=str(path),

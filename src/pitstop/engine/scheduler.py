@@ -48,7 +48,7 @@ class Sequence:
 
     @property
     def wanted_from(self) -> int:
-        """The first position whose logits are wanted; what is wanted must be computed, so only what comes before may come from the cache."""
+        """The first position whose logits are wanted: they must be computed, so only what comes before it may come from the cache."""
         if self.scores_prompt:
             return 0
         if self.request.score_from is not None:

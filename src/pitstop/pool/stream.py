@@ -26,7 +26,8 @@ class Delta(NamedTuple):
     """What one step brought for one choice.
 
     tokens: the new token ids, an end token included; text: what is settled of their text (may lag behind, never half a character);
-    scores: of those tokens that are part of the text; prompt_scores: of prompt tokens 1, 2, …, on the first delta.
+    scores: of those tokens that are part of the text; prompt_scores: of prompt tokens 1, 2, …, on the first delta; logits: for
+    Request.score_from, [rows, vocab] fp32, little endian, on the last.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Delta(NamedTuple):
     cached_tokens: int = 0
     prompt_scores: list[TokenScore] | None = None
     message: str = ""
+    logits: bytes = b""
 
 
 class Stream:

@@ -17,15 +17,22 @@ from pitstop import __version__
 from pitstop.errors import PitstopError
 from pitstop.server import chat, completions, health, models, tokens
 from pitstop.server.errors import Refused, answer_error
-from pitstop.server.gate import Gate, authorize
+from pitstop.server.gate import Gate, authorize, authorize_admin
 from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pitstop.server.schema import answers as shapes
+from pitstop.server.schema.admin import ScoreRequest
+from pitstop.server.score import ScoreAnswer, Scoring
 from pitstop.server.service import Service
 from pitstop.server.streaming import CLIENT_GONE
 
-_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, shapes.ErrorAnswer)
+_ADMIN_BODIES = (ScoreRequest,)
 _REFS = "#/components/schemas/{model}"
 
+_ERROR = {
+    "description": "OpenAI's error object.",
+    "content": {"application/json": {"schema": {"$ref": _REFS.format(model=shapes.ErrorAnswer.__name__)}}},
+}
 _EVENT = {
     "type": "object",
     "description": "A server-sent event: data is a chunk as OpenAI defines it, an error object, or [DONE].",
@@ -48,7 +55,7 @@ def create_app(service: Service) -> FastAPI:
     get = {"methods": ["GET"]}
 
     def route(path: str, endpoint, answer: type[BaseModel] | None, errors: str, body: type[BaseModel] | None = None, **options) -> None:
-        responses: dict[int | str, dict] = {int(code): {"model": shapes.ErrorAnswer} for code in errors.split()}
+        responses: dict[int | str, dict] = {int(code): _ERROR for code in errors.split()}
         if body in (ChatRequest, CompletionRequest):
             responses[200] = {"content": {"text/event-stream": {"schema": _EVENT}}}
         extra = _body(body) if body is not None else None
@@ -64,6 +71,10 @@ def create_app(service: Service) -> FastAPI:
     route("/livez", health.livez, shapes.Status, "", **get)
     app.add_api_route("/readyz", health.readyz, response_model=shapes.Status, responses={503: {"model": shapes.Status}})
     app.add_api_route("/metrics", health.metrics, response_class=_PrometheusText)
+    if service.config.admin:
+        guarded = {"dependencies": [Depends(bearer), Depends(authorize_admin)]} if service.config.admin_key else keyed
+        errors = "400 401 404 408 413 415 429 500 503 504"
+        route("/admin/score", Scoring().score, None, errors, ScoreRequest, response_class=ScoreAnswer, **guarded, methods=["POST"])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -85,7 +96,8 @@ def _body(kind: type[BaseModel]) -> dict[str, Any]:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-        _, definitions = models_json_schema([(kind, "validation") for kind in _BODIES], ref_template=_REFS)
+        bodies = (*_BODIES, *_ADMIN_BODIES) if app.state.service.config.admin else _BODIES
+        _, definitions = models_json_schema([(kind, "validation") for kind in bodies], ref_template=_REFS)
         document["components"]["schemas"] |= definitions["$defs"]
         app.openapi_schema = document
     return app.openapi_schema

@@ -49,7 +49,7 @@ def prepare_completion(service: Service, pool: Pool, body: bytes, arrival: float
     seed = draw_seed()
     for number, prompt in enumerate(given):
         path = wish.path_of(number)
-        tokens = _tokens(tokenizer, prompt, facts.vocab_size, path)
+        tokens = prompt_tokens(tokenizer, prompt, facts.vocab_size, path)
         max_tokens = answer_budget(len(tokens), wanted, DEFAULT_MAX_TOKENS, facts.context, path)
         sampling = wish.sampling(seed, max_tokens, wish.logprobs, wish.logprobs if wish.echo else None)
         sampling.check_vocabulary(facts.vocab_size)
@@ -61,7 +61,8 @@ def prepare_completion(service: Service, pool: Pool, body: bytes, arrival: float
     return Prepared(requests, CompletionShape(head, wish.include_usage, voices), bool(wish.stream), wish.include_usage)
 
 
-def _tokens(tokenizer: Tokenizer, prompt: str | list[int], vocab_size: int, path: str) -> list[int]:
+def prompt_tokens(tokenizer: Tokenizer, prompt: str | list[int], vocab_size: int, path: str) -> list[int]:
+    """A prompt's token ids. Raises InvalidRequest that names `path`."""
     if not isinstance(prompt, str):
         check_tokens(prompt, vocab_size, path)
         return prompt

@@ -57,11 +57,21 @@ class Gate:
 
 
 async def authorize(request: Request) -> None:
-    """Raise Refused 401 unless the request bears one of the server's keys. Compares in constant time."""
+    """Raise Refused 401 unless the request bears one of the server's API keys."""
+    _check_key(request, service_of(request).config.api_keys, "an API key")
+
+
+async def authorize_admin(request: Request) -> None:
+    """Raise Refused 401 unless the request bears the server's admin key."""
+    _check_key(request, (service_of(request).config.admin_key,), "the admin key")
+
+
+def _check_key(request: Request, keys: tuple[str, ...], name: str) -> None:
+    """Compares in constant time."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     given = token.strip().encode("latin-1")  # the bytes as they came
     # All keys are compared, whichever matches: the time tells nothing.
-    matches = [hmac.compare_digest(given, key.encode()) for key in service_of(request).config.api_keys]
+    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
     if scheme.lower() != "bearer" or not any(matches):
-        message = "send an API key of this server's in the header Authorization: Bearer KEY"
+        message = f"send {name} of this server's in the header Authorization: Bearer KEY"
         raise Refused(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})

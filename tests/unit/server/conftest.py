@@ -13,5 +13,5 @@ from servers import Server, fake_server  # noqa: E402
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with fake_server() as server:
+    with fake_server("--admin") as server:
         yield server

@@ -29,7 +29,7 @@ CHECKS = [
     unsupported_method,
 ]
 
-schema = schemathesis.openapi.from_dict(create_app(Service(ServerConfig("toy"))).openapi())
+schema = schemathesis.openapi.from_dict(create_app(Service(ServerConfig("toy", admin=True))).openapi())
 
 
 @pytest.fixture(scope="module")
