@@ -122,10 +122,9 @@ class Member:
         return bool(self.entries or self._probes)
 
     @property
-    def pid(self) -> int:
-        """Of the worker process, which may have ended."""
-        assert self._worker is not None
-        return self._worker.pid
+    def pid(self) -> int | None:
+        """Of the worker process, which may have ended; None before one was started."""
+        return self._worker.pid if self._worker is not None else None
 
     @property
     def restarts(self) -> int:

@@ -195,7 +195,7 @@ class Pool:
 
     def worker_pids(self) -> list[int]:
         """The process of each worker incarnation that was started last, dead or alive."""
-        return [self._worker.pid] if self._worker is not None else []
+        return [pid for member in self.members if (pid := member.pid) is not None]
 
     def kill(self) -> None:
         """SIGKILL the workers, for a stop in a hurry."""

@@ -105,6 +105,18 @@ def test_serve_options_become_configs(served: list[tuple], toy: Path, monkeypatc
     )
 
 
+def test_the_admin_routes_are_asked_for_and_their_key_is_not_an_option(
+    served: list[tuple], toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PITSTOP_ADMIN_KEY", raising=False)
+    assert run("serve", str(toy), "--admin", "--host", "0.0.0.0") == 1
+    assert capsys.readouterr().err == "pitstop: --admin on --host 0.0.0.0 needs a key: set PITSTOP_ADMIN_KEY, or listen on 127.0.0.1\n"
+    assert served == []
+    monkeypatch.setenv("PITSTOP_ADMIN_KEY", "secret")
+    assert run("serve", str(toy), "--admin", "--host", "0.0.0.0") == 0
+    assert served[0][0] == ServerConfig(model_name="toy", host="0.0.0.0", admin=True, admin_key="secret")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
