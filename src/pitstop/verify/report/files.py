@@ -40,13 +40,19 @@ def _anonymous(report: Report) -> Report:
 
 
 def read(path: Path) -> Report:
-    """Raises ConfigError that names the file when it is no report."""
+    """A report, or one tier's outcome as `pitstop verify TIER --json` writes it. Raises ConfigError when it is neither."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+    try:
+        return msgspec.json.decode(content, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no report.json of `pitstop verify`: {error}") from None
+        reason = error
+    try:
+        return Report(command=[], machine={}, versions={}, outcomes=[thin(msgspec.json.decode(content, type=Outcome))])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ConfigError(f"{path} is no report.json of `pitstop verify`: {reason}") from None
 
 
 def join(reports: list[Report]) -> Report:

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from markupsafe import Markup
 
-from pitstop.verify.outcome import Check, Outcome, Plot, Report, Series, Table
+from pitstop.verify.outcome import Outcome, Plot, Report, Series, Table
 from pitstop.verify.report.charts import Chart, draw
-from pitstop.verify.report.values import show
+from pitstop.verify.report.rows import Row, limit_rows, rows_of, why
 
 HERE = Path(__file__).parent
 QUESTIONS = {
@@ -22,36 +22,12 @@ QUESTIONS = {
     "soak": "Is it still so after a while?",
     "quality": "Are the answers as good?",
 }
-UNJUDGED = ("unsupported:", "skipped:")
-"""A check whose reason begins so holds because nothing could be judged."""
 REASONS = 8
 """So many reasons at the top; the rest stand in their tier's section."""
 OVERLAID = 4
 """Lines of several targets share one chart up to so many."""
 NUMBER = re.compile(r"[-−+<≤≥]?\s?\d|[–-]$|nan")
 Number = Callable[[], int]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What one target's check came to."""
-
-    state: str  # "held", "failed", "not judged", "not run"
-    measured: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """A check across the targets."""
-
-    name: str
-    limit: str
-    cells: list[Cell]
-
-    @property
-    def failed(self) -> bool:
-        return any(cell.state == "failed" for cell in self.cells)
 
 
 @dataclass(frozen=True)
@@ -87,27 +63,27 @@ def render(report: Report) -> str:
 
     loader = FileSystemLoader(HERE)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    labels = _labels(report.outcomes)
-    tiers = _tiers(report.outcomes, labels)
+    names = labels(report.outcomes)
+    tiers = _tiers(report.outcomes, names)
     return environment.get_template("page.html").render(
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         report=report,
-        labels=list(dict.fromkeys(labels)),
-        urls=dict(zip(labels, report.outcomes, strict=True)),
+        labels=list(dict.fromkeys(names)),
+        urls=dict(zip(names, report.outcomes, strict=True)),
         failures=[check for outcome in report.judged for check in outcome.failures],
         empty=[outcome.tier for outcome in report.judged if not outcome.checks],
         checks=sum(len(outcome.checks) for outcome in report.judged),
         reasons=REASONS,
         numeric=_numeric,
-        why=_why,
-        limits=[(tier, _limit_rows(tier)) for tier in tiers],
+        why=why,
+        limits=[(tier, limit_rows([run.outcome for run in tier.runs])) for tier in tiers],
         tiers=tiers,
         seeds=sorted({outcome.seed for outcome in report.outcomes}),
         date=_date(min((outcome.started for outcome in report.outcomes), default=0)),
     )
 
 
-def _labels(outcomes: list[Outcome]) -> list[str]:
+def labels(outcomes: list[Outcome]) -> list[str]:
     """A short name for each outcome's target; with its address when two are called alike."""
     addresses: dict[str, set[str]] = {}
     for outcome in outcomes:
@@ -136,22 +112,22 @@ def _date(seconds: float) -> str:
         return "unknown time"
 
 
-def _tiers(outcomes: list[Outcome], labels: list[str]) -> list[Tier]:
+def _tiers(outcomes: list[Outcome], names: list[str]) -> list[Tier]:
     numbers = iter(range(1, 1_000_000))
     tiers = []
-    for name in QUESTIONS:
+    for tier in QUESTIONS:
         runs = [
             Run(label, outcome, _date(outcome.started), sum(check.passed for check in outcome.checks))
-            for outcome, label in zip(outcomes, labels, strict=True)
-            if outcome.tier == name
+            for outcome, label in zip(outcomes, names, strict=True)
+            if outcome.tier == tier
         ]
         if not runs:
             continue
-        rows = _rows(name, [run.outcome for run in runs])
+        rows = rows_of([run.outcome for run in runs])
         tiers.append(
             Tier(
-                name=name,
-                question=QUESTIONS[name],
+                name=tier,
+                question=QUESTIONS[tier],
                 runs=runs,
                 failed=[row for row in rows if row.failed],
                 others=[row for row in rows if not row.failed],
@@ -161,50 +137,6 @@ def _tiers(outcomes: list[Outcome], labels: list[str]) -> list[Tier]:
             )
         )
     return tiers
-
-
-def _rows(tier: str, outcomes: list[Outcome]) -> list[Row]:
-    """Every check by name, in the order of the first target that has it."""
-    names = dict.fromkeys(check.name for outcome in outcomes for check in outcome.checks)
-    rows = []
-    for name in names:
-        found = [next((check for check in outcome.checks if check.name == name), None) for outcome in outcomes]
-        limits = dict.fromkeys(show(check.limit, name) for check in found if check and check.limit is not None)
-        rows.append(Row(name.removeprefix(f"{tier}."), " or ".join(limits), [_cell(check) for check in found]))
-    return rows
-
-
-def _cell(check: Check | None) -> Cell:
-    if check is None:
-        return Cell("not run", "", "")
-    state = "failed" if not check.passed else "not judged" if check.reason.startswith(UNJUDGED) else "held"
-    return Cell(state, "" if check.value is None and check.limit is None else show(check.value, check.name, check.limit), _why(check))
-
-
-def _why(check: Check) -> str:
-    """The reason without the verdict that stands beside it."""
-    return check.reason.removeprefix("failed: ").removeprefix("passed: ")
-
-
-def _limit_rows(tier: Tier) -> list[Row]:
-    """The checks that measured something against a limit, and one row that counts the others."""
-    rows = [*tier.failed, *tier.others]
-    measured = [row for row in _rows(tier.name, [run.outcome for run in tier.runs]) if _measures(row)]
-    counted = [row for row in rows if not _measures(row)]
-    if not counted:
-        return measured
-    cells = []
-    for place, _ in enumerate(tier.runs):
-        states = [row.cells[place].state for row in counted if row.cells[place].state != "not run"]
-        held = sum(state != "failed" for state in states)
-        cells.append(
-            Cell("held" if held == len(states) else "failed", f"{held} of {len(states)} hold", "") if states else Cell("not run", "", "")
-        )
-    return [*measured, Row("other checks" if measured else "checks", "all", cells)]
-
-
-def _measures(row: Row) -> bool:
-    return bool(row.limit or any(cell.measured for cell in row.cells))
 
 
 def _by_title(tables: Iterable[tuple[str, Table]]) -> list[list[tuple[str, Table]]]:

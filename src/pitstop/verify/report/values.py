@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import math
 
-UNITS = {"_ms": " ms", "_kb_per_request": " KiB a request", "_per_hour": " an hour", "_kl": " nats", "_kl_p999": " nats", "_s": " s"}
-RELATIVE = ("perplexity_rise", "length_drift")
+UNITS = {
+    "_ms": " ms",
+    "_kb_per_request": " KiB a request",
+    "_per_hour": " an hour",
+    "_kl": " nats",
+    "_kl_p999": " nats",
+    "_s": " s",
+    ".client": " ms",
+}
+RELATIVE = ("perplexity_rise", "length_drift", "prefix_cache")
 
 
 def show(value: float | None, name: str, beside: float | None = None) -> str:

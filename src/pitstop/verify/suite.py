@@ -1,0 +1,95 @@
+"""Several tiers in a row. One that breaks is a failed check with its reason, and the others still run."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pitstop.errors import PitstopError
+from pitstop.verify.outcome import Check, Outcome, TierName
+from pitstop.verify.slo import SLO
+from pitstop.verify.target import Target
+
+Show = Callable[[str, int, int], None]
+"""Progress of a tier: what is done now, how much of it, of how much; 0, 0 when that cannot be told."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long the tiers take, in seconds of load, and the load's rate in requests a second."""
+
+    load: float
+    soak: float
+    rate: float
+
+
+WHOLE = Lengths(load=60, soak=120, rate=2)
+QUICK = Lengths(load=20, soak=30, rate=2)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A tier that is to run against a target."""
+
+    tier: TierName
+    target: Target
+    seed: int
+    run: Callable[[Show], Outcome]
+
+
+def stages(target: Target, limits: SLO, lengths: Lengths, seed: int, pid: int | None = None) -> list[Stage]:
+    """Functional, load and soak of one server. pid: its process, where it is on this machine and its /metrics do not tell of memory."""
+
+    def functional(show: Show) -> Outcome:
+        from pitstop.verify import functional
+
+        return functional.run(target, limits.functional, seed=seed, progress=lambda done, total, result: show(result.id, done, total))
+
+    def load(show: Show) -> Outcome:
+        from pitstop.verify import load
+
+        plan = load.Plan(schedule=load.Schedule(rate=lengths.rate, seconds=lengths.load), seed=seed)
+        return load.run(target, limits.load, plan, show)
+
+    def soak(show: Show) -> Outcome:
+        from pitstop.verify import soak
+
+        plan = soak.Plan(seconds=lengths.soak, seed=seed, pid=pid)
+        return soak.run(target, limits.soak, plan, report=lambda now: show("soaking", int(lengths.soak - now.left), int(lengths.soak)))
+
+    return [Stage("functional", target, seed, functional), Stage("load", target, seed, load), Stage("soak", target, seed, soak)]
+
+
+def run_stages(planned: Iterable[Stage], show: Callable[[Stage], Show]) -> Iterator[Outcome]:
+    """One outcome a stage, until all are done or Ctrl-C: then the stage at work is a failed check, and the rest is left out."""
+    for stage in planned:
+        started = time.time()
+        try:
+            outcome = stage.run(show(stage))
+        except KeyboardInterrupt:
+            yield _broken(stage, started, "stopped by Ctrl-C before its end", interrupted=True)
+            return
+        except (PitstopError, SystemExit) as error:
+            outcome = _broken(stage, started, str(error) or type(error).__name__)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            outcome = _broken(stage, started, f"{type(error).__name__}: {error} (at {Path(where.filename).name}:{where.lineno})")
+        yield outcome
+        if outcome.figures.get("interrupted"):
+            return
+
+
+def _broken(stage: Stage, started: float, reason: str, interrupted: bool = False) -> Outcome:
+    check = Check(name=f"{stage.tier}.ran", passed=False, reason=" ".join(reason.split())[:500])
+    return Outcome(
+        tier=stage.tier,
+        target=stage.target.facts,
+        started=started,
+        seconds=time.time() - started,
+        seed=stage.seed,
+        checks=[check],
+        figures={"interrupted": interrupted},
+    )
