@@ -7,9 +7,11 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
 
     #say TEXT#   those bytes, one token each, then the end token (\\n and \\# are unescaped)
     #echo#       the prompt's own tokens
-    #die N#      SIGKILL of itself after N tokens          #wedge N#    nothing more after N tokens
+    #die N#      SIGKILL of itself after N tokens          #wedge N#    nothing more of this answer after N tokens
+    #crash N#    abort() after N tokens                    #freeze N#   SIGSTOP of itself after N tokens
     #slow MS#    one token each MS milliseconds            #burst N#    N tokens a step
     #fail N#     ends with an error after N tokens         #hold#       stays queued for ever
+    #upto K#     die, crash and freeze in incarnations 1 to K only
 
 Several may be given, `#slow 5##say hello#`; without `say` or `echo` it counts "0 1 2 3 …" for ever. Log-probabilities are -0.5 for the
 token and the top is the token followed by its neighbours; logit_bias is obeyed in that a token with bias 100 is said for ever. Logits at
@@ -44,8 +46,10 @@ END = 2
 VOCABULARY = Tokenizer(toy_vocabulary()).vocab_size
 MAX_RUNNING = 8
 CACHED = 3  # prompt tokens that it claims to have had
+CACHED_LATER = 7  # the same for an answer that another worker has begun
+HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
-_SCRIPT = re.compile(r"#(say|echo|die|wedge|slow|burst|fail|hold)\s?((?:\\#|[^#])*)#")
+_SCRIPT = re.compile(r"#(say|echo|die|crash|freeze|upto|wedge|slow|burst|fail|hold)\s?((?:\\#|[^#])*)#")
 
 
 @dataclass
@@ -62,7 +66,8 @@ class Sequence:
 class Model:
     """The state of the fake engine."""
 
-    def __init__(self, perturb: float = 0.0) -> None:
+    def __init__(self, incarnation: int, perturb: float = 0.0) -> None:
+        self.incarnation = incarnation
         self.perturb = perturb
         self.tokenizer = Tokenizer(toy_vocabulary())
         self.sequences: dict[str, Sequence] = {}
@@ -80,7 +85,7 @@ class Model:
         forced = [token for token, bias in request.params.logit_bias.items() if bias == 100]
         if forced:
             answer = forced * request.params.max_tokens
-        self.sequences[request.id] = Sequence(request, script, answer)
+        self.sequences[request.id] = Sequence(request, script, answer, said=len(request.emitted))
 
     def cancel(self, request_id: str) -> Output | None:
         return Output(request_id, [], finish="cancelled") if self.sequences.pop(request_id, None) else None
@@ -103,7 +108,9 @@ class Model:
         """Seconds until a step has something to do; None: nothing to do at all."""
         dues = [s.due for s in self.sequences.values() if s.running]
         dues += [s.request.deadline for s in self.sequences.values() if s.request.deadline is not None]
-        return max(0.0, min(dues) - time.monotonic()) if dues else None
+        if not self.sequences:
+            return None
+        return min(HEARTBEAT, max(0.0, min(dues, default=float("inf")) - time.monotonic()))
 
     def step(self) -> list[Output]:
         now = time.monotonic()
@@ -136,8 +143,7 @@ class Model:
         tokens: list[int] = []
         finish = None
         for _ in range(int(script.get("burst", 1))):
-            if sequence.said == int(script.get("die", -1)):
-                os.kill(os.getpid(), signal.SIGKILL)
+            self.misbehave(sequence)
             if sequence.said == int(script.get("wedge", -1)):
                 sequence.due = float("inf")
                 return None
@@ -156,11 +162,18 @@ class Model:
         logprobs = [self.logprob(token, params.logprobs) for token in tokens] if tokens and params.logprobs is not None else None
         if request.score_from is not None:
             return Output(request.id, [], finish=finish, logits=fake_logits(request.prompt, request.score_from, self.perturb).tobytes())
-        first = sequence.said == len(tokens)
+        first = sequence.said == len(tokens) and not request.emitted
         scores = None
         if first and params.prompt_logprobs is not None:
             scores = [self.logprob(token, params.prompt_logprobs) for token in request.prompt[1:]]
-        return Output(request.id, tokens, logprobs, finish, CACHED, scores)
+        return Output(request.id, tokens, logprobs, finish, CACHED_LATER if request.emitted else CACHED, scores)
+
+    def misbehave(self, sequence: Sequence) -> None:
+        if self.incarnation > int(sequence.script.get("upto", 10**9)):
+            return
+        for deed, number in (("die", signal.SIGKILL), ("crash", signal.SIGABRT), ("freeze", signal.SIGSTOP)):
+            if sequence.said == int(sequence.script.get(deed, -1)):
+                os.kill(os.getpid(), number)
 
     def next_token(self, sequence: Sequence) -> int:
         if sequence.answer is None:
@@ -207,7 +220,7 @@ def main() -> None:
         send(sock, Failed(start.incarnation, options.fail))
         return
     time.sleep(options.slow_start)  # deaf, as while loading weights
-    model = Model(options.perturb)
+    model = Model(start.incarnation, options.perturb)
     send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"]))
     serve(sock, model, start.incarnation, options.stray)
 

@@ -143,6 +143,12 @@ def is_ready(server: Server) -> bool:
         return False
 
 
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
 def stop(process: subprocess.Popen, seconds: float = 20) -> int:
     """SIGTERM, and the exit status."""
     if process.poll() is None:

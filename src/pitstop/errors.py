@@ -7,8 +7,9 @@ PitstopError
 ├── ModelNotFound             no such model is served                           HTTP 404
 ├── Overloaded                the queue is full; try again after `retry_after`  HTTP 429
 ├── Unavailable               starting, draining or without a worker            HTTP 503
-│   └── WorkerDied            the worker that ran the request is gone
+│   └── WorkerDied            worker after worker that ran it was killed
 ├── DeadlineExceeded          the request's time is up                          HTTP 504
+├── Quarantined               workers crashed when they ran the request         HTTP 500
 ├── ConfigError               an option that we cannot honour: no start
 ├── WeightsError              a model file that we cannot trust: no start
 ├── Unsupported               no implementation takes these inputs: no start
@@ -69,11 +70,15 @@ class Unavailable(PitstopError):
 
 
 class WorkerDied(Unavailable):
-    """The worker process that ran the request is gone."""
+    """The worker processes that ran the request are gone, and so are its attempts."""
 
 
 class DeadlineExceeded(PitstopError):
     """The request's time is up."""
+
+
+class Quarantined(PitstopError):
+    """Workers crashed, more than once, when they ran the request: it is not tried again."""
 
 
 class ConfigError(PitstopError):

@@ -94,6 +94,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `group` is shared by the choices of one user request (n > 1): the others wait while the first computes their common prompt.
     `arrival` and `deadline` are in seconds of the host's monotonic clock, which the processes of one host share.
     A lower `priority` is served earlier.
+    `emitted`: what a worker that is gone has answered already; the answer goes on after it, and it counts as generated in every respect.
     `probe`: a health check's, not a user's: in no count, and neither served from the prefix cache nor left in it.
     `score_from`: the logits at the prompt's positions from this one on are wanted themselves, and nothing else; max_tokens must be 0.
     """
@@ -106,6 +107,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     arrival: float = 0.0
     deadline: float | None = None
+    emitted: list[int] = []
     probe: bool = False
     score_from: int | None = None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from toy_gguf import write_toy_gguf
@@ -210,6 +211,41 @@ def test_a_neighbour_that_is_cancelled_leaves_no_trace(wide_toy: Path, codec: st
         assert gone
         assert all(answers[str(i)] == answer for i, answer in enumerate(expected) if str(i) not in gone)
         same_bytes(llm, segments, 4, f"cancelled after {steps} steps")
+
+
+def resumed(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], expected: Answers, cut: int) -> Answers:
+    """Answers that were begun elsewhere, `cut` tokens each, all at once: what came before, and what comes now."""
+    answers = {str(index): (tokens[:cut], scores[:cut]) for index, (tokens, scores) in enumerate(expected)}
+    for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+        llm.engine.submit(Request(id=str(index), prompt=prompt, params=param, emitted=expected[index][0][:cut]))
+    while llm.engine.busy:
+        for output in llm.engine.step():
+            answers[output.id] = answers[output.id][0] + output.tokens, answers[output.id][1] + (output.logprobs or [])
+        llm.engine.check()
+    return list(answers.values())
+
+
+RESUMED = {"temperature": 0.9, "repetition_penalty": 1.1, "frequency_penalty": 0.4, "min_tokens": 9, "top_p": 0.95}
+
+
+@pytest.mark.parametrize("codec", ["raw16", *CODECS])
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_another_engine_goes_on_where_one_left_off(wide_toy: Path, codec: str, cut: int) -> None:
+    prompts, params = prompts_and_params(259, 300, 8)
+    params = [msgspec.structs.replace(param, **RESUMED, prompt_logprobs=1) if i % 3 else param for i, param in enumerate(params)]
+    options = {"backend": "cpu", "codec": codec, "guard": "off"}
+    llm = LLM(wide_toy, **options)
+    expected = bits(llm.generate(prompts, params))
+    assert resumed(LLM(wide_toy, **options), prompts, params, expected, cut) == expected
+    assert resumed(llm, prompts, params, expected, cut) == expected, "with a warm prefix cache"
+
+
+@pytest.mark.model
+def test_another_engine_goes_on_with_the_default_model(model_path: Path) -> None:
+    prompts, params = prompts_and_params(49152, 260, 6)
+    params = [msgspec.structs.replace(param, **RESUMED) if i % 3 else param for i, param in enumerate(params)]
+    expected = bits(LLM(model_path, backend="cpu").generate(prompts, params))
+    assert resumed(LLM(model_path, backend="cpu", prefill_chunk=100), prompts, params, expected, 7) == expected
 
 
 @pytest.mark.parametrize("fault", ["linear", "attention"])

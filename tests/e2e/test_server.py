@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,7 +10,7 @@ from cases.parameters import *  # noqa: F403
 from cases.parameters import text_of, token
 from cases.requests import *  # noqa: F403
 from cases.text import *  # noqa: F403
-from servers import Server, model_server, refused, until
+from servers import Server, until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -78,19 +74,3 @@ def _give_up_soon(server: Server, body: dict) -> None:
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.5)
     except httpx.ReadTimeout:
         raise TimeoutError from None
-
-
-def test_case_07_sigkill_mid_stream_and_the_next_request_works(model_path: Path):
-    with model_server(model_path, "--context", "512") as server:
-        with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as file:
-            (worker,) = map(int, file.read().split())
-        body = {"model": server.model, "prompt": server.endless, "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with server.http.stream("POST", "/v1/completions", json=body) as response:
-            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
-            next(lines)
-            os.kill(worker, signal.SIGKILL)
-            *_, last = list(lines)
-        assert json.loads(last)["error"]["code"] == "unavailable"
-        refused(server.chat(), 503)
-        until(lambda: server.http.get("/readyz").status_code == 200, 60)
-        assert server.alive()

@@ -44,6 +44,8 @@ class Sequence:
     @property
     def scores_prompt(self) -> bool:
         """Whether prompt log-probabilities are still to be computed."""
+        if self.request.emitted:  # they came with the first token
+            return False
         return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length - 1
 
     @property
@@ -109,15 +111,18 @@ class Scheduler:
             raise InvalidRequest(f"request id {request.id} is in use", "id")
         if not request.prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
-        if any(not 0 <= token < self.vocab_size for token in request.prompt):
-            raise InvalidRequest(f"prompt token ids must lie in [0, {self.vocab_size})", "prompt")
+        for name, tokens in (("prompt", request.prompt), ("emitted", request.emitted)):
+            if any(not 0 <= token < self.vocab_size for token in tokens):
+                raise InvalidRequest(f"{name} token ids must lie in [0, {self.vocab_size})", name)
+        if len(request.emitted) >= max(params.max_tokens, 1):
+            raise InvalidRequest(f"{len(request.emitted)} of {params.max_tokens} tokens are there already", "emitted")
         params.check_vocabulary(self.vocab_size)
         if request.score_from is not None:
             self._check_score(request)
         if len(request.prompt) + params.max_tokens > self.context:
             raise ContextLengthExceeded(len(request.prompt), params.max_tokens, self.context, "prompt")
         key = (request.priority * self.ageing + request.arrival, next(self._order))
-        sequence = Sequence(request, key, list(request.prompt))
+        sequence = Sequence(request, key, request.prompt + request.emitted)
         self._sequences[request.id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.key)
 
@@ -214,8 +219,8 @@ class Scheduler:
             insort(self._running, sequence, key=lambda s: s.key)
             self.admitted.append(request.id)
             if not sequence.admitted_once:
-                sequence.admitted_once, sequence.cached_tokens = True, holding.cached
-                self.cached_tokens += holding.cached
+                sequence.admitted_once, sequence.cached_tokens = True, min(holding.cached, sequence.prompt_length)
+                self.cached_tokens += sequence.cached_tokens
             if sequence.in_prefill:
                 leading.add(request.group)
             budget -= count
@@ -249,7 +254,7 @@ class Scheduler:
         return "length" if generated >= params.max_tokens else None
 
     def _output(self, sequence: Sequence, tokens: list[int], finish: FinishReason | None) -> Output:
-        first = len(sequence.known) - sequence.prompt_length <= 1
+        first = len(sequence.known) - sequence.prompt_length <= 1 and not sequence.request.emitted
         scores = sequence.prompt_logprobs if first and sequence.request.params.prompt_logprobs is not None else None
         logits = bytes(sequence.logits) if finish == "length" else b""
         return Output(sequence.request.id, tokens, None, finish, sequence.cached_tokens, scores, logits=logits)

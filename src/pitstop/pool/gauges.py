@@ -20,6 +20,9 @@ class Observer(Protocol):
 
     def next_token(self, seconds: float) -> None: ...
 
+    def resumed(self, seconds: float) -> None:
+        """An answer goes on; it stood still for so long because its worker had died."""
+
     def finished(self, reason: FinishReason, seconds: float) -> None: ...
 
 
@@ -34,6 +37,7 @@ class Gauges(NamedTuple):
     finished: dict[FinishReason, int]
     rejected: int  # requests refused because the queue was full
     restarts: int
+    resumed: int  # times that a request went on in another worker
     stats: Stats  # gauges of the living workers together; counters of all incarnations together
 
 

@@ -7,6 +7,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from pitstop.pool.stream import Stream
 from pitstop.text.stream import TextStream
 from pitstop.types import FinishReason, Request
@@ -19,9 +21,10 @@ Stage = Literal["queued", "running"]
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One choice in flight. With the request (prompt ids, seed) and `emitted` any worker could continue it.
+    """One choice in flight. With the request (prompt ids, seed) and `emitted` any worker can continue it.
 
-    text: what has become of its tokens so far; a reader thread's while a worker runs the choice. member: whose worker that is.
+    text: what has become of its tokens so far; a reader thread's while a worker runs the choice. member: whose worker that is, None
+    while no worker is there. numerics: by which arithmetic the tokens so far came.
     """
 
     request: Request
@@ -32,6 +35,15 @@ class Entry:
     emitted: list[int] = field(default_factory=list)
     last_token_at: float | None = None  # monotonic; None: no token yet
     timer: asyncio.TimerHandle | None = None
+    numerics: tuple = ()
+    cached_tokens: int | None = None  # as the first worker said
+    deaths: int = 0  # of workers that were running it
+    crashes: int = 0  # those deaths that came from within
+    paused_at: float | None = None  # monotonic; when its worker died, until the next token comes
+
+    def continuation(self) -> Request:
+        """The request as a worker gets it: with what is answered already."""
+        return msgspec.structs.replace(self.request, emitted=list(self.emitted)) if self.emitted else self.request
 
 
 class Journal:
@@ -45,6 +57,7 @@ class Journal:
         self.encoding = 0
         self.accepted = 0
         self.rejected = 0
+        self.resumed = 0  # times that a choice went on in another worker
         self.finished: Counter[FinishReason] = Counter()
         self._stages: Counter[Stage] = Counter()
         self._without_token = 0

@@ -42,7 +42,7 @@ class Owner(Protocol):
     def on_step(self, member: Member, step: Step, deltas: list[Delta]) -> None: ...
 
     def on_death(self, member: Member, entries: list[Entry]) -> None:
-        """The worker has ended and left these, in the order in which they were submitted."""
+        """The worker has ended and left these, in the order in which they were submitted. `member.crashed` says whose fault it was."""
 
     def on_gone(self, member: Member) -> None:
         """The member is dead."""
@@ -122,8 +122,19 @@ class Member:
         return bool(self.entries or self._probes)
 
     @property
+    def numerics(self) -> tuple:
+        """Equal for members whose answers are equal to the bit."""
+        config = self.config
+        return config.model, config.device, config.backend, config.activations, config.kv.codec
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the worker that has ended did so by its own fault."""
+        return self._worker.crashed
+
+    @property
     def pid(self) -> int | None:
-        """Of the worker process, which may have ended; None before one was started."""
+        """Of the worker process, which may have ended; None before the first."""
         return self._worker.pid if self._worker is not None else None
 
     @property
@@ -149,13 +160,16 @@ class Member:
         """Wait for the first worker. Raises ConfigError with its own message when it cannot start or takes longer than `start_timeout`."""
         return await asyncio.shield(self._started)
 
-    def submit(self, entry: Entry, request: Request) -> None:
-        """Run a choice. The member must be up."""
+    def submit(self, entry: Entry) -> None:
+        """Run a choice, from where it is. The member must be up."""
         self._hear_if_idle()
+        request_id = entry.request.id
         entry.member = self
-        self.entries[request.id] = entry
-        self._decoding.open(request.id, entry.text)
-        self._worker.submit(request)
+        if not entry.emitted:
+            entry.numerics = self.numerics
+        self.entries[request_id] = entry
+        self._decoding.open(request_id, entry.text)
+        self._worker.submit(entry.continuation())
 
     def drop(self, entry: Entry, cancel: bool) -> None:
         """Forget a choice that has ended. cancel: the worker does not know yet."""
@@ -300,6 +314,7 @@ class Member:
         if not self._started.done():
             self._started.set_result(self.facts)
         self._owner.on_ready(self)
+        self._leave_when_done()
 
     async def _take_down(self) -> None:
         if self._worker is not None:

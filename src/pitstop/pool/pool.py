@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pitstop.config import EngineConfig, PoolConfig
 from pitstop.engine.protocol import Ready, Stats, Step
-from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable, WorkerDied
+from pitstop.errors import DeadlineExceeded, PitstopError, Quarantined, Unavailable, WorkerDied
 from pitstop.pool import gauges
 from pitstop.pool.door import Place
 from pitstop.pool.gauges import Gauges, Observer, State
@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 
 DEADLINE_GRACE = 2.0
 """Seconds that the engine gets to end a request whose time is up, before the front does it."""
+
+MAX_ATTEMPTS = 3
+"""Workers that may die while they run a request, whatever killed them."""
+
+MAX_CRASHES = 2
+"""Those of them that may die by their own fault: then the request is the suspect."""
 
 
 class Pool:
@@ -55,6 +61,7 @@ class Pool:
         self._numbers = itertools.count()
         self._phase: State = "loading"  # "ready" from the end of the start on, whatever becomes of the workers
         self._facts: Ready | None = None
+        self._paused: dict[str, Entry] = {}  # in flight, without a worker
         self._idle = asyncio.Event()  # nothing is in flight
         self._past = Stats()
         self._past_restarts = 0
@@ -152,26 +159,55 @@ class Pool:
             dict(journal.finished),
             journal.rejected,
             self._past_restarts + sum(member.restarts for member in self.members),
+            journal.resumed,
             gauges.add([self._past, *(member.stats for member in self.members)]),
         )
 
     def _submit(self, requests: list[Request]) -> Stream:
-        self.check_available()
+        if self._phase != "ready":  # without a worker it waits: it had been let in
+            raise Unavailable(_WHY[self._phase])
         stream = Stream([request.id for request in requests], self._cancel)
-        loop = asyncio.get_running_loop()
         for request in requests:
-            text = TextStream(self.tokenizer, request.params.stop, request.params.min_tokens)
-            entry = Entry(request, stream, text)
-            if request.deadline is not None:
-                left = request.deadline - time.monotonic() + DEADLINE_GRACE
-                entry.timer = loop.call_later(left, self._expire, entry)
+            entry = Entry(request, stream, TextStream(self.tokenizer, request.params.stop, request.params.min_tokens))
             self.journal.add(entry)
-            self._open_members()[0].submit(entry, request)
+            self._run(entry)
         return stream
+
+    def _run(self, entry: Entry) -> None:
+        """Hand a choice to a member, or let it wait for one."""
+        member = self._choose(entry)
+        if member is None:
+            self._paused[entry.request.id] = entry
+            self._arm(entry, 0.0)
+            return
+        self._paused.pop(entry.request.id, None)
+        if entry.paused_at is not None:
+            self.journal.resumed += 1
+        self._arm(entry, DEADLINE_GRACE)
+        member.submit(entry)
+
+    def _choose(self, entry: Entry) -> Member | None:
+        """Who runs a choice; None: nobody yet. An answer that has begun goes on by the same arithmetic, as long as anybody has it."""
+        members = self._open_members()
+        if entry.emitted:
+            equal = [
+                member for member in self.members if member.numerics == entry.numerics and (member.routed or member.life == "retiring")
+            ]
+            if equal:
+                members = sorted((member for member in equal if member.up), key=lambda member: not member.routed)
+        return members[0] if members else None
 
     def _open_members(self) -> list[Member]:
         """Those that new requests may go to."""
         return [member for member in self.members if member.routed and member.up]
+
+    def _arm(self, entry: Entry, grace: float) -> None:
+        """Set the clock that ends a choice `grace` seconds after its deadline."""
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.request.deadline is not None:
+            left = entry.request.deadline + grace - time.monotonic()
+            entry.timer = asyncio.get_running_loop().call_later(left, self._expire, entry)
 
     # Ends of the whole
 
@@ -198,18 +234,44 @@ class Pool:
         return [pid for member in self.members if (pid := member.pid) is not None]
 
     def kill(self) -> None:
-        """SIGKILL the workers, for a stop in a hurry."""
+        """SIGKILL the workers, for a stop in a hurry: nothing is resumed."""
+        self._phase = "stopped"
         for member in self.members:
             member.kill()
 
     # What members tell
 
-    def on_ready(self, member: Member) -> None: ...
+    def on_ready(self, member: Member) -> None:
+        for entry in list(self.journal.entries.values()):  # in the order of acceptance
+            if entry.request.id in self._paused:
+                self._run(entry)
 
     def on_death(self, member: Member, entries: list[Entry]) -> None:
+        """What the worker ran goes on elsewhere or waits, except what seems to be the cause or has had its attempts."""
+        now = time.monotonic()
         for entry in entries:
-            if entry.request.id in self.journal.entries:
-                self._fail(entry.stream, "error", WorkerDied("The worker that ran this request died; try again."))
+            if entry.stage == "running":
+                entry.deaths += 1
+                entry.crashes += member.crashed
+                self.journal.move(entry, "queued")
+            if entry.paused_at is None:
+                entry.paused_at = now
+        for entry in entries:
+            if entry.request.id not in self.journal.entries:
+                continue  # it went with another choice of its request
+            if error := self._verdict(entry):
+                log.error("request %s: %s", entry.request.id, error)
+                self._fail(entry.stream, "error", error)
+            else:
+                self._run(entry)
+
+    def _verdict(self, entry: Entry) -> PitstopError | None:
+        """Why a choice whose worker died is not tried again, if so. Those that only waited there are innocent."""
+        if entry.crashes >= MAX_CRASHES:
+            return Quarantined(f"Workers crashed {entry.crashes} times while they ran {entry.request.id}; it is not tried again.")
+        if entry.deaths >= MAX_ATTEMPTS:
+            return WorkerDied(f"{entry.deaths} workers that ran {entry.request.id} were killed, one after the other; try again.")
+        return WorkerDied(_CUT_OFF) if self._phase == "stopped" else None
 
     def on_gone(self, member: Member) -> None:
         self.members.remove(member)
@@ -217,7 +279,11 @@ class Pool:
         self._past_restarts += member.restarts
 
     def needs(self, member: Member) -> bool:
-        return member.routed and self._phase in ("loading", "ready")
+        if self._phase == "stopped":
+            return False
+        if member.life == "retiring":  # those that have begun there may need its arithmetic
+            return any(entry.emitted and entry.numerics == member.numerics for entry in self._paused.values())
+        return member.routed and (self._phase != "draining" or bool(self.journal.entries))
 
     def on_step(self, member: Member, step: Step, deltas: list[Delta]) -> None:
         now = time.monotonic()
@@ -238,6 +304,13 @@ class Pool:
             else:
                 self._observer.next_token(now - entry.last_token_at)
         self.journal.emit(entry, delta.tokens, now)
+        if entry.paused_at is not None and (delta.tokens or delta.finish):
+            if self._observer is not None:
+                self._observer.resumed(now - entry.paused_at)
+            entry.paused_at = None
+        if entry.cached_tokens is None:
+            entry.cached_tokens = delta.cached_tokens
+        delta = delta._replace(cached_tokens=entry.cached_tokens)
         if delta.finish in ("stop", "length"):
             self._end(entry, delta.finish, cancel=False)
         if delta.finish in (None, "stop", "length"):
@@ -251,6 +324,7 @@ class Pool:
         """cancel: the worker, if one runs it, has to be told."""
         now = time.monotonic()
         self.journal.end(entry, reason, now)
+        self._paused.pop(entry.request.id, None)
         if entry.member is not None:
             entry.member.drop(entry, cancel)
         if self._observer is not None:
@@ -270,7 +344,8 @@ class Pool:
         self._fail(stream, "cancelled", None)
 
     def _expire(self, entry: Entry) -> None:
-        log.warning("request %s outlived its deadline in the worker and is ended by the front", entry.request.id)
+        if entry.member is not None:
+            log.warning("request %s outlived its deadline in the worker and is ended by the front", entry.request.id)
         self._fail(entry.stream, "timeout", DeadlineExceeded(_TIME_UP))
 
     def _end_all(self, reason: FinishReason, error: PitstopError) -> None:

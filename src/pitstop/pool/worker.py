@@ -65,6 +65,7 @@ class Worker:
         self._on_exit = on_exit
         self._commands: SimpleQueue[Request | str | None] = SimpleQueue()
         self._socket, self._process = process
+        self._shot = False
         self._writer = threading.Thread(
             target=self._write, args=[Start(incarnation, config)], name=f"worker-{incarnation}-writer", daemon=True
         )
@@ -84,6 +85,11 @@ class Worker:
             return "is still running"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended by its own fault: not killed from outside, or shot because it hung."""
+        return self._shot or self._process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)
+
     def submit(self, request: Request) -> None:
         self._commands.put(request)
 
@@ -100,6 +106,11 @@ class Worker:
         """SIGKILL the worker and whatever it started."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def shoot(self) -> None:
+        """SIGKILL a worker that hangs."""
+        self._shot = True
+        self.kill()
 
     def join(self) -> None:
         """Wait until process and threads have ended."""

@@ -37,6 +37,7 @@ class Metrics:
         self._first = histogram("time_to_first_token", "From a request's arrival to its first token.", LATENCY_BUCKETS)
         self._gap = histogram("inter_token_latency", "Between two steps that brought tokens for one answer.", TOKEN_BUCKETS)
         self._whole = histogram("request_duration", "From a request's arrival to its end, whatever the reason.", LATENCY_BUCKETS)
+        self._pause = histogram("request_pause", "For which an answer stood still because its worker had died.", LATENCY_BUCKETS)
         self._responses = Counter("pitstop_http_responses", "HTTP responses sent.", ["route", "status"], registry=self.registry)
         self.registry.register(_PoolCollector(model_name, pool))
         ProcessCollector(namespace="pitstop", registry=self.registry)
@@ -46,6 +47,9 @@ class Metrics:
 
     def next_token(self, seconds: float) -> None:
         self._gap.observe(seconds)
+
+    def resumed(self, seconds: float) -> None:
+        self._pause.observe(seconds)
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
         self._whole.observe(seconds)
@@ -102,6 +106,7 @@ def _requests(now: Gauges) -> Iterator[Metric]:
     yield finished
     yield _counter("requests_rejected", "Requests refused because the queue was full.", now.rejected)
     yield _counter("worker_restarts", "Workers started after the first.", now.restarts)
+    yield _counter("requests_resumed", "Times that a request went on in another worker because its own had died.", now.resumed)
 
 
 def _capacity(capacity: Capacity) -> Iterator[Metric]:

@@ -327,3 +327,25 @@ def test_a_probe_neither_uses_nor_leaves_anything_in_the_prefix_index() -> None:
     finish(scheduler, runner)
     scheduler.submit(request("after", other, 4))
     assert finish(scheduler, runner)["after"][0].cached_tokens == 0
+
+
+@pytest.mark.parametrize("cut", [1, 40, 149])
+@pytest.mark.parametrize("length", [1, 127, 128, 200])
+def test_an_answer_that_was_begun_elsewhere_goes_on(length: int, cut: int) -> None:
+    scheduler, runner = make(prefill_chunk=100)
+    prompt = words(5, length)
+    whole = expected(prompt, 150)
+    scheduler.submit(request("a", prompt, 150, emitted=whole[:cut], prompt_logprobs=0))
+    outputs = finish(scheduler, runner)["a"]
+    assert tokens(outputs) == whole[cut:]
+    assert [output.prompt_logprobs for output in outputs] == [None] * (150 - cut), "they came with the first token"
+    assert [output.finish for output in outputs if output.finish] == ["length"]
+    assert runner.rows == length + 149, "recomputed as prefill, nothing twice"
+
+
+def test_what_cannot_go_on_is_refused() -> None:
+    scheduler, _ = make()
+    for emitted, why in (([1] * 8, "8 of 8 tokens"), ([VOCAB], "emitted token ids")):
+        with pytest.raises(InvalidRequest, match=why):
+            scheduler.submit(request("a", [1], 8, emitted=emitted))
+    assert not scheduler.busy

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from servers import HERE, Server, fake_server, refused, until
+from servers import HERE, Server, children, fake_server, refused, until
 
 
 @contextmanager
@@ -26,11 +26,6 @@ def open_stream(server: Server, prompt: str, **fields):
         lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
         first = next(lines)
         yield (line for lines in ([first], lines) for line in lines)
-
-
-def children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
 
 
 def gone(pid: int) -> bool:
@@ -58,29 +53,47 @@ def test_case_07_with_the_openai_client(server: Server):
         list(server.openai.completions.create(model=server.model, prompt="#fail 3#", max_tokens=10, stream=True))
 
 
-def test_case_07_a_sigkilled_worker_ends_streams_with_an_error_and_is_replaced():
+def test_case_07_a_sigkilled_worker_is_replaced_and_no_answer_shows_it():
     with fake_server() as server:
         (worker,) = children(server.process.pid)
         with open_stream(server, "count #slow 5#") as events, ThreadPoolExecutor(1) as threads:
             next(events)
-            unstreamed = threads.submit(server.complete, "count #slow 20#", max_tokens=300)
+            unstreamed = threads.submit(server.complete, "count #slow 5#", max_tokens=400)
             until(lambda: server.metric('pitstop_requests{stage="running"}') == 2, 5)
             os.kill(worker, signal.SIGKILL)
-            *_, last = list(events)
-            error = json.loads(last)["error"]
-            assert (error["type"], error["code"]) == ("service_unavailable", "unavailable")
-            refused(unstreamed.result(), 503)
-        ready = server.http.get("/readyz")
-        assert (ready.status_code, ready.json()) == (503, {"status": "restarting"})
-        assert server.http.get("/livez").status_code == 200
-        response = server.complete("hello")
-        refused(response, 503)
-        assert response.headers["retry-after"]
-        until(lambda: server.http.get("/readyz").status_code == 200, 10)
+            until(lambda: server.http.get("/readyz").status_code == 503, 5)
+            assert server.http.get("/readyz").json()["status"] == "restarting"
+            assert server.http.get("/livez").status_code == 200
+            response = server.complete("hello")
+            refused(response, 503)
+            assert response.headers["retry-after"]
+            *chunks, last = list(events)
+            assert last == "[DONE]"
+            whole = unstreamed.result().json()["choices"][0]
+            assert whole["finish_reason"] == "length"
+            first_letter = whole["text"][0]
+            assert first_letter + "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == whole["text"]
+        assert server.http.get("/readyz").status_code == 200
         assert server.complete("#say back#").json()["choices"][0]["text"] == "back"
         assert server.metric("pitstop_worker_restarts_total") == 1
-        assert server.metric('pitstop_requests_finished_total{reason="error"}') == 2
+        assert server.metric("pitstop_requests_resumed_total") == server.metric("pitstop_request_pause_seconds_count") == 2
+        assert server.metric('pitstop_requests_finished_total{reason="error"}') == 0
         assert_books_balance(server)
+
+
+@pytest.mark.parametrize(("deed", "code"), [("die", "unavailable"), ("crash", "engine_error")])
+def test_case_07_a_request_that_ends_every_worker_ends_with_an_error_event(deed: str, code: str):
+    """After three attempts; after two when the workers crashed by themselves."""
+    with fake_server() as server:
+        with open_stream(server, f"count #{deed} 3#") as events:
+            *chunks, last = list(events)
+        assert "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks) == "0 1"
+        error = json.loads(last)["error"]
+        assert error["code"] == code
+        assert "cmpl-" in error["message"]
+        until(lambda: server.http.get("/readyz").status_code == 200, 10)
+        assert server.metric("pitstop_worker_restarts_total") == (3 if deed == "die" else 2)
+        assert server.alive()
 
 
 def assert_books_balance(server: Server) -> None:

@@ -1,0 +1,81 @@
+"""A pool before fake workers, for tests of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from toys import toy_vocabulary
+
+from pitstop.config import EngineConfig, PoolConfig
+from pitstop.pool import Pool, Stream
+from pitstop.text.tokenizer import Tokenizer
+from pitstop.types import Request, SamplingParams
+
+FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
+TOKENIZER = Tokenizer(toy_vocabulary())
+
+
+@asynccontextmanager
+async def running_pool(*options: str, **config):
+    pool = Pool(PoolConfig(restart_backoff=0.05, **config), EngineConfig(model="toy"), TOKENIZER, command=(*FAKE, *options))
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+        pool.journal.check()
+        assert not pool.journal.entries
+
+
+def run(test: Callable[[], Coroutine]) -> Callable[[], None]:
+    def wrapped() -> None:
+        asyncio.run(asyncio.wait_for(test(), 30))
+
+    wrapped.__name__, wrapped.__doc__ = test.__name__, test.__doc__
+    return wrapped
+
+
+_ids = iter(range(10**6))
+
+
+def requests(prompt: str, choices: int = 1, timeout: float | None = None, **params) -> list[Request]:
+    params.setdefault("max_tokens", 100)
+    number = next(_ids)
+    now = time.monotonic()
+    return [
+        Request(
+            id=f"r{number}-{choice}",
+            prompt=TOKENIZER.encode(prompt),
+            params=SamplingParams(**params),
+            choice=choice,
+            group=f"r{number}",
+            arrival=now,
+            deadline=None if timeout is None else now + timeout,
+        )
+        for choice in range(choices)
+    ]
+
+
+def ask(pool: Pool, prompt: str, **options) -> Stream:
+    wanted = requests(prompt, **options)
+    with pool.enter(len(wanted)) as place:
+        return place.submit(wanted)
+
+
+async def answer(stream: Stream) -> tuple[str, str | None]:
+    text, finish = "", None
+    async for _, delta in stream:
+        text += delta.text
+        finish = delta.finish
+    return text, finish
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process brings about; the test's own time limit bounds it."""
+    while not condition():
+        await asyncio.sleep(0.005)
