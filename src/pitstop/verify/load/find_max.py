@@ -70,7 +70,8 @@ class Search:
 
     def _confirm(self, probe: Probe) -> None:
         if probe.passed:
-            self.found, self.ended = self.rate, True
+            if sum(earlier.passed and earlier.rate == self.rate for earlier in self.probes) > 1:
+                self.found, self.ended = self.rate, True
             return
         self.failed = self.rate
         self.rate /= 1 + PRECISION

@@ -13,7 +13,7 @@ from pitstop.errors import ConfigError
 
 BEGINNING = 16
 """Characters in which prompts differ: so a prefix cache has nothing to give but a few tokens that happen to agree."""
-ROUNDS = 8
+ROUNDS = 15
 UNCOUNTED = 0.95
 """Where a server counts no tokens for us, prompts aim so far below their length, so that none exceeds the context."""
 
@@ -60,23 +60,29 @@ class Prompts:
         )
 
     def _cut(self, start: int, tokens: int) -> str:
-        """Cut where the server counts right: towards the length by the ratio found so far, the nearest that is not above."""
+        """Cut where the server counts right: by straight lines between what fits and what does not, every third time by half."""
         if self._count is None:
             return self._source[start : start + max(BEGINNING, int(UNCOUNTED * tokens * self._ratio))]
-        length, best, slack = int(tokens * self._ratio), "", max(1, tokens // 100)
-        for _ in range(ROUNDS):
-            text = self._source[start : start + max(1, length)]
-            counted = self._count(text)
-            if counted <= tokens and len(text) > len(best):
-                best = text
-            if tokens - slack <= counted <= tokens:
+        slack = max(1, tokens // 100)
+        low, fits, high, exceeds = 0, 0, 0, 0  # characters and tokens of the longest that fits, of the shortest that does not
+        length = int(tokens * self._ratio)
+        for turn in range(ROUNDS):
+            length = max(1, min(length, len(self._source) - start))
+            counted = self._count(self._source[start : start + length])
+            if counted <= tokens:
+                low, fits = max((low, fits), (length, counted))
+            elif not high or length < high:
+                high, exceeds = length, counted
+            if tokens - slack <= fits or (high and high - low < 2):
                 break
-            length += _towards(tokens - slack / 2 - counted, len(text) / max(counted, 1))
+            if not high:
+                length = low + 1 + round((tokens - fits) * max(low, 1) / max(fits, 1))
+            elif turn % 3 == 2:
+                length = (low + high) // 2
+            else:
+                length = low + max(1, min(high - low - 1, round((high - low) * (tokens - slack / 2 - fits) / (exceeds - fits))))
+        best = self._source[start : start + low]
+        self._ratio = low / fits if fits else self._ratio
         if len(best) < BEGINNING:
             raise ConfigError(f"no text of {BEGINNING} characters fits into {tokens} tokens; make the mix's prompts longer")
         return best
-
-
-def _towards(missing: float, ratio: float) -> int:
-    step = round(missing * ratio)
-    return step or (1 if missing > 0 else -1)
