@@ -42,12 +42,18 @@ async def serve() -> None:
         "toy",
         port=0,
         api_keys=tuple(options.key),
+        max_per_key=options.max_per_key,
         max_choices=16,
         request_timeout=options.timeout,
         admin=options.admin,
         admin_key=options.admin_key,
     )
-    pool = PoolConfig(max_waiting=options.max_waiting, stop_timeout=options.stop_timeout, restart_backoff=0.1)
+    pool = PoolConfig(
+        max_waiting=options.max_waiting,
+        max_waiting_tokens=options.max_waiting_tokens,
+        stop_timeout=options.stop_timeout,
+        restart_backoff=0.1,
+    )
     worker = (sys.executable, str(Path(__file__).parent / "fake_worker.py"), *options.worker)
     if options.fault:
         create_app = run.create_app
@@ -62,6 +68,8 @@ async def serve() -> None:
 parser = argparse.ArgumentParser()
 parser.add_argument("--key", action="append", default=[])
 parser.add_argument("--max-waiting", type=int, default=64)
+parser.add_argument("--max-waiting-tokens", type=int, default=1 << 17)
+parser.add_argument("--max-per-key", type=int, default=0)
 parser.add_argument("--stop-timeout", type=float, default=10)
 parser.add_argument("--timeout", type=float, default=60)
 parser.add_argument("--strict-template", action="store_true")

@@ -91,6 +91,25 @@ def refused(response: httpx.Response, status: int, param: str | None = None, cod
     return error["message"]
 
 
+@contextmanager
+def open_stream(server: Server, prompt: str, **fields):
+    """An iterator over the events of a stream that has begun."""
+    body = {"model": server.model, "prompt": prompt, "max_tokens": 400, "stream": True} | fields
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        first = next(lines)
+        yield (line for lines in ([first], lines) for line in lines)
+
+
+def assert_books_balance(server: Server) -> None:
+    text = server.http.get("/metrics").text
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if not line.startswith("#")}
+    finished = sum(value for name, value in values.items() if name.startswith("pitstop_requests_finished_total"))
+    in_flight = values['pitstop_requests{stage="queued"}'] + values['pitstop_requests{stage="running"}']
+    assert values["pitstop_requests_accepted_total"] == finished + in_flight
+
+
 def until(condition: Callable[[], bool], seconds: float) -> None:
     """Poll until it holds; AssertionError when it does not within the time."""
     end = time.monotonic() + seconds

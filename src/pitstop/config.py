@@ -42,6 +42,7 @@ class PoolConfig:
     """The workers as seen from the front. Times in seconds."""
 
     max_waiting: int = 256  # requests at the door that have no answer token yet; more are refused with 429
+    max_waiting_tokens: int = 1 << 17  # prompt tokens of these
     start_timeout: float = 300.0
     stop_timeout: float = 30.0  # how long a drain may take
     restart_backoff: float = 0.5  # doubles with each crash in a row, up to 30 s
@@ -55,6 +56,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    max_per_key: int = 0  # requests in flight with one key; 0: any number
     max_body: int = 8 << 20
     max_choices: int = 16
     request_timeout: float = 600.0
@@ -65,6 +67,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.admin and not self.admin_key and not is_loopback(self.host):
             raise ConfigError(f"--admin on --host {self.host} needs a key: set PITSTOP_ADMIN_KEY, or listen on 127.0.0.1")
+        if self.max_per_key and not self.api_keys:
+            raise ConfigError("--max-per-key counts by API key, and none is set; set PITSTOP_API_KEYS, too")
 
 
 def cache_dir() -> Path:

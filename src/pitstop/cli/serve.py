@@ -47,6 +47,13 @@ def serve(
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = _ENGINE.prefill_chunk,
     max_running: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = _ENGINE.max_running,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429 Too Many Requests.")] = _POOL.max_waiting,
+    max_waiting_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of these.")] = _POOL.max_waiting_tokens,
+    max_per_key: Annotated[
+        int, typer.Option(min=0, help="Requests in flight with one API key; more get 429. 0: any number.")
+    ] = _SERVER.max_per_key,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Seconds that requests in flight get when the server stops.")
+    ] = _POOL.stop_timeout,
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse the KV of prompt beginnings seen before.")
     ] = _KV.prefix_cache,
@@ -74,6 +81,7 @@ def serve(
         host=host,
         port=port,
         api_keys=api_keys_from_env(),
+        max_per_key=max_per_key,
         max_body=max_body,
         request_timeout=request_timeout,
         admin=admin,
@@ -94,7 +102,7 @@ def serve(
     first = spawn()  # before the server's own imports: both take a second
     from pitstop.server import run
 
-    pool = PoolConfig(max_waiting=max_waiting)
+    pool = PoolConfig(max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens, stop_timeout=drain_timeout)
     raise typer.Exit(run(server, pool, engine, lambda facts: print(announcement(server, facts), flush=True), first))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Self
+from typing import NoReturn, Self
 
+from pitstop.config import PoolConfig
 from pitstop.errors import Overloaded
-from pitstop.pool.journal import Journal
+from pitstop.pool.journal import Journal, RejectReason, prompt_tokens
 from pitstop.pool.stream import Stream
 from pitstop.types import Request
 
@@ -16,11 +16,10 @@ class Place:
     """Places for the choices of one user request. A context manager: leaving it gives back what was not submitted."""
 
     def __init__(
-        self, journal: Journal, limit: int, check_available: Callable[[], None], submit: Callable[[list[Request]], Stream]
+        self, journal: Journal, bounds: PoolConfig, check_available: Callable[[], None], submit: Callable[[list[Request]], Stream]
     ) -> None:
-        """limit: choices that may wait, all requests together."""
         self._journal = journal
-        self._limit = limit
+        self._bounds = bounds
         self._check_available = check_available
         self._submit = submit
         self._held = 0
@@ -28,19 +27,34 @@ class Place:
     def widen(self, choices: int) -> Self:
         """Hold `choices` places in all. Raises Unavailable or Overloaded, and then holds what it held."""
         self._check_available()
-        journal, more = self._journal, choices - self._held
-        if journal.waiting + more > self._limit:
-            journal.rejected += 1
-            seconds = journal.retry_after(time.monotonic())
-            raise Overloaded(f"{journal.waiting} of {self._limit} places in the queue are taken; try again in {seconds} s.", seconds)
-        journal.encoding += more
+        journal, limit, more = self._journal, self._bounds.max_waiting, choices - self._held
+        if (over := journal.waiting + more - limit) > 0:
+            rate, _ = journal.drain_rates()
+            self._refuse("requests", f"{journal.waiting} of {limit} places in the queue are taken", over / rate, more / rate, limit / rate)
+        journal.hold(self, more)
         self._held = choices
         return self
 
     def submit(self, requests: list[Request]) -> Stream:
-        """Queue the choices. Raises Unavailable when the worker is gone by now."""
+        """Queue the choices. Raises Overloaded, or Unavailable when the worker is gone by now."""
+        self.widen(len(requests))
+        self._check_tokens(sum(map(prompt_tokens, requests)))
         self._release()
         return self._submit(requests)
+
+    def _check_tokens(self, more: int) -> None:
+        """A prompt that is longer than all that may wait is taken when no other waits."""
+        journal, limit = self._journal, self._bounds.max_waiting_tokens
+        waiting = journal.waiting_tokens
+        if waiting and waiting + more > limit:
+            _, rate = journal.drain_rates()
+            over = min(waiting, waiting + more - limit)
+            taken = f"{waiting} of {limit} prompt tokens that may wait are there, this request has {more}"
+            self._refuse("tokens", taken, over / rate, more / rate, limit / rate)
+
+    def _refuse(self, reason: RejectReason, taken: str, over: float, more: float, whole: float) -> NoReturn:
+        seconds = self._journal.reject(reason, over, more, whole)
+        raise Overloaded(f"{taken}; try again in {seconds} s.", seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -49,5 +63,5 @@ class Place:
         self._release()
 
     def _release(self) -> None:
-        self._journal.encoding -= self._held
+        self._journal.give_back(self, self._held)
         self._held = 0

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
 from pitstop.engine.protocol import Stats
+from pitstop.pool.journal import RejectReason
 from pitstop.types import FinishReason
 
 State = Literal["loading", "ready", "restarting", "draining", "stopped"]
@@ -35,7 +36,9 @@ class Gauges(NamedTuple):
     running: int
     accepted: int
     finished: dict[FinishReason, int]
-    rejected: int  # requests refused because the queue was full
+    rejected: dict[RejectReason, int]  # requests refused, by the bound of the queue that was reached
+    waiting_tokens: int  # prompt tokens of those that have no answer token yet
+    oldest_waiting: float  # seconds that the longest waiting request has waited, being tokenised included; 0: nobody waits
     restarts: int
     resumed: int  # times that a request went on in another worker
     stats: Stats  # gauges of the living workers together; counters of all incarnations together

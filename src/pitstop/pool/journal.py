@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from pitstop.pool.drain import DrainRate
 from pitstop.pool.stream import Stream
 from pitstop.text.stream import TextStream
 from pitstop.types import FinishReason, Request
@@ -17,6 +19,14 @@ if TYPE_CHECKING:
     from pitstop.pool.member import Member
 
 Stage = Literal["queued", "running"]
+
+RejectReason = Literal["requests", "tokens"]
+"""Which bound of the queue was reached."""
+
+
+def prompt_tokens(request: Request) -> int:
+    """Prompt tokens that this choice brings into the queue: those of one prompt are computed once."""
+    return len(request.prompt) if request.choice == 0 else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -56,12 +66,14 @@ class Journal:
         self.entries: dict[str, Entry] = {}
         self.encoding = 0
         self.accepted = 0
-        self.rejected = 0
+        self.rejected: Counter[RejectReason] = Counter()
         self.resumed = 0  # times that a choice went on in another worker
         self.finished: Counter[FinishReason] = Counter()
+        self.waiting_tokens = 0  # of prompts whose answer has no token yet
         self._stages: Counter[Stage] = Counter()
         self._without_token = 0
-        self._finish_times: deque[float] = deque(maxlen=32)
+        self._held_since: dict[object, float] = {}
+        self._rate = DrainRate()
 
     @property
     def queued(self) -> int:
@@ -76,10 +88,37 @@ class Journal:
         """Choices that have no token yet, in whatever stage: what `PoolConfig.max_waiting` bounds."""
         return self.encoding + self._without_token
 
+    def oldest_waiting(self) -> float | None:
+        """When the request that waits longest came, in monotonic seconds; None when nobody waits."""
+        arrivals = [entry.request.arrival for entry in self.entries.values() if entry.last_token_at is None]
+        return min([*arrivals, *self._held_since.values()], default=None)
+
+    def hold(self, place: object, choices: int) -> None:
+        """`place` holds so many choices more at the door."""
+        self.encoding += choices
+        self._held_since.setdefault(place, time.monotonic())
+
+    def give_back(self, place: object, choices: int) -> None:
+        """`place` holds nothing any more, after `choices`."""
+        self.encoding -= choices
+        self._held_since.pop(place, None)
+
+    def drain_rates(self) -> tuple[float, float]:
+        """Choices and prompt tokens that leave the queue per second, as measured lately."""
+        now = time.monotonic()
+        oldest = self.oldest_waiting()
+        return self._rate.rates(now, now if oldest is None else oldest)
+
+    def reject(self, reason: RejectReason, over: float, more: float, whole: float) -> int:
+        """Count a refusal; when to come back, as DrainRate.retry_after has it."""
+        self.rejected[reason] += 1
+        return self._rate.retry_after(over, more, whole, time.monotonic())
+
     def add(self, entry: Entry) -> None:
         self.entries[entry.request.id] = entry
         self.accepted += 1
         self._without_token += 1
+        self.waiting_tokens += prompt_tokens(entry.request)
         self._stages[entry.stage] += 1
 
     def move(self, entry: Entry, stage: Stage) -> None:
@@ -92,7 +131,7 @@ class Journal:
         if not tokens:
             return
         if entry.last_token_at is None:
-            self._without_token -= 1
+            self._leave_queue(entry, now)
         entry.last_token_at = now
         entry.emitted += tokens
 
@@ -102,22 +141,22 @@ class Journal:
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.last_token_at is None:
-            self._without_token -= 1
+            self._leave_queue(entry, now)
         self._stages[entry.stage] -= 1
         self.finished[reason] += 1
-        self._finish_times.append(now)
 
-    def retry_after(self, now: float) -> int:
-        """Seconds after which a refused request may hope for a place, 1 to 60: half of the queue at the recent rate of finishes."""
-        if len(self._finish_times) < 2:
-            return 1
-        interval = (now - self._finish_times[0]) / len(self._finish_times)
-        return min(60, max(1, round(interval * self.waiting / 2)))
+    def _leave_queue(self, entry: Entry, now: float) -> None:
+        tokens = prompt_tokens(entry.request)
+        self._without_token -= 1
+        self.waiting_tokens -= tokens
+        self._rate.leave(now, entry.request.arrival, tokens)
 
     def check(self) -> None:
         """Recount everything from the entries; AssertionError when a count is off."""
         stages = Counter(entry.stage for entry in self.entries.values())
         assert all(stages[stage] == self._stages[stage] for stage in ("queued", "running")), (stages, self._stages)
-        assert self._without_token == sum(entry.last_token_at is None for entry in self.entries.values())
+        waiting = [entry for entry in self.entries.values() if entry.last_token_at is None]
+        assert self._without_token == len(waiting)
+        assert self.waiting_tokens == sum(prompt_tokens(entry.request) for entry in waiting)
         assert self.accepted == sum(self.finished.values()) + len(self.entries)
-        assert self.encoding >= 0
+        assert self.encoding >= len(self._held_since)

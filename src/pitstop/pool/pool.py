@@ -141,7 +141,7 @@ class Pool:
 
         Raises Unavailable when no worker can take it, Overloaded when the queue is full.
         """
-        return Place(self.journal, self.config.max_waiting, self.check_available, self._submit).widen(choices)
+        return Place(self.journal, self.config, self.check_available, self._submit).widen(choices)
 
     def check_available(self) -> None:
         """Raise Unavailable unless new requests are taken."""
@@ -150,6 +150,7 @@ class Pool:
 
     def gauges(self) -> Gauges:
         journal = self.journal
+        oldest = journal.oldest_waiting()
         return Gauges(
             self.state,
             journal.encoding,
@@ -157,7 +158,9 @@ class Pool:
             journal.running,
             journal.accepted,
             dict(journal.finished),
-            journal.rejected,
+            dict(journal.rejected),
+            journal.waiting_tokens,
+            time.monotonic() - oldest if oldest is not None else 0.0,
             self._past_restarts + sum(member.restarts for member in self.members),
             journal.resumed,
             gauges.add([self._past, *(member.stats for member in self.members)]),
@@ -178,12 +181,12 @@ class Pool:
         member = self._choose(entry)
         if member is None:
             self._paused[entry.request.id] = entry
-            self._arm(entry, 0.0)
+            self._arm(entry)
             return
         self._paused.pop(entry.request.id, None)
         if entry.paused_at is not None:
             self.journal.resumed += 1
-        self._arm(entry, DEADLINE_GRACE)
+        self._arm(entry)
         member.submit(entry)
 
     def _choose(self, entry: Entry) -> Member | None:
@@ -201,7 +204,7 @@ class Pool:
         """Those that new requests may go to."""
         return [member for member in self.members if member.routed and member.up]
 
-    def _arm(self, entry: Entry, grace: float) -> None:
+    def _arm(self, entry: Entry, grace: float = 0.0) -> None:
         """Set the clock that ends a choice `grace` seconds after its deadline."""
         if entry.timer is not None:
             entry.timer.cancel()
@@ -230,7 +233,7 @@ class Pool:
         await asyncio.gather(*(member.close() for member in list(self.members)))
 
     def worker_pids(self) -> list[int]:
-        """The process of each worker incarnation that was started last, dead or alive."""
+        """The process of each member's latest worker, dead or alive."""
         return [pid for member in self.members if (pid := member.pid) is not None]
 
     def kill(self) -> None:
@@ -344,7 +347,11 @@ class Pool:
         self._fail(stream, "cancelled", None)
 
     def _expire(self, entry: Entry) -> None:
-        if entry.member is not None:
+        """Its deadline has come. Who waits ends now; the engine gets DEADLINE_GRACE to end what it computes."""
+        if entry.member is not None and entry.last_token_at is not None:
+            if time.monotonic() < entry.request.deadline + DEADLINE_GRACE:
+                self._arm(entry, DEADLINE_GRACE)
+                return
             log.warning("request %s outlived its deadline in the worker and is ended by the front", entry.request.id)
         self._fail(entry.stream, "timeout", DeadlineExceeded(_TIME_UP))
 

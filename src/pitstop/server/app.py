@@ -17,7 +17,7 @@ from pitstop import __version__
 from pitstop.errors import PitstopError
 from pitstop.server import chat, completions, health, models, tokens
 from pitstop.server.errors import Refused, answer_error
-from pitstop.server.gate import Gate, authorize, authorize_admin
+from pitstop.server.gate import Gate, authorize, authorize_admin, take_slot
 from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pitstop.server.schema import answers as shapes
 from pitstop.server.schema.admin import ScoreRequest
@@ -50,8 +50,9 @@ def create_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientDisconnect, _nobody_waits)
     bearer = HTTPBearer(auto_error=False, description="One of the server's API keys.")
-    keyed: dict[str, Any] = {"dependencies": [Depends(bearer), Depends(authorize)] if service.config.api_keys else []}
-    post = {**keyed, "methods": ["POST"]}
+    guard = [Depends(bearer), Depends(authorize)] if service.config.api_keys else []
+    keyed: dict[str, Any] = {"dependencies": guard}
+    post: dict[str, Any] = {"dependencies": [*guard, Depends(take_slot)] if guard else [], "methods": ["POST"]}
     get = {"methods": ["GET"]}
 
     def route(path: str, endpoint, answer: type[BaseModel] | None, errors: str, body: type[BaseModel] | None = None, **options) -> None:

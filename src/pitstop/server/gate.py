@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import uuid
+from collections.abc import AsyncIterator
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pitstop.server.errors import Refused, describe
+from pitstop.server.errors import describe
+from pitstop.server.keys import match
 from pitstop.server.metrics import Metrics
 from pitstop.server.service import service_of
 
@@ -57,21 +58,16 @@ class Gate:
 
 
 async def authorize(request: Request) -> None:
-    """Raise Refused 401 unless the request bears one of the server's API keys."""
-    _check_key(request, service_of(request).config.api_keys, "an API key")
+    """A route's dependency: raise Refused 401 unless the request bears one of the server's API keys."""
+    request.state.key = service_of(request).keys.identify(request.headers.get("authorization", ""))
+
+
+async def take_slot(request: Request) -> AsyncIterator[None]:
+    """A route's dependency, after `authorize`: hold one of the key's slots until the answer is out."""
+    with service_of(request).keys.slot(request.state.key):
+        yield
 
 
 async def authorize_admin(request: Request) -> None:
-    """Raise Refused 401 unless the request bears the server's admin key."""
-    _check_key(request, (service_of(request).config.admin_key,), "the admin key")
-
-
-def _check_key(request: Request, keys: tuple[str, ...], name: str) -> None:
-    """Compares in constant time."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    given = token.strip().encode("latin-1")  # the bytes as they came
-    # All keys are compared, whichever matches: the time tells nothing.
-    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
-    if scheme.lower() != "bearer" or not any(matches):
-        message = f"send {name} of this server's in the header Authorization: Bearer KEY"
-        raise Refused(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+    """A route's dependency: raise Refused 401 unless the request bears the server's admin key."""
+    match(request.headers.get("authorization", ""), (service_of(request).config.admin_key,), "the admin key")

@@ -35,7 +35,6 @@ async def generate(http: HTTPRequest, prepare: Prepare) -> Response:
     body = await read_body(http, service.config.max_body)
     with pool.enter() as place:
         prepared = await service.think(prepare, service, pool, body, arrival)
-        place.widen(len(prepared.requests))
         stream = place.submit(prepared.requests)
     return await respond(http, prepared, stream)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -21,6 +22,8 @@ LATENCY_BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
 
 TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 2, 5, 10)
 
+REJECT_REASONS = ("requests", "tokens", "key")
+
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "timeout", "error")
 
 
@@ -39,7 +42,8 @@ class Metrics:
         self._whole = histogram("request_duration", "From a request's arrival to its end, whatever the reason.", LATENCY_BUCKETS)
         self._pause = histogram("request_pause", "For which an answer stood still because its worker had died.", LATENCY_BUCKETS)
         self._responses = Counter("pitstop_http_responses", "HTTP responses sent.", ["route", "status"], registry=self.registry)
-        self.registry.register(_PoolCollector(model_name, pool))
+        self.rejected: collections.Counter[str] = collections.Counter()  # by reason; the queue's own refusals are the pool's to count
+        self.registry.register(_PoolCollector(model_name, pool, self.rejected))
         ProcessCollector(namespace="pitstop", registry=self.registry)
 
     def first_token(self, seconds: float) -> None:
@@ -63,9 +67,10 @@ class Metrics:
 
 
 class _PoolCollector(Collector):
-    def __init__(self, model_name: str, pool: Callable[[], Pool | None]) -> None:
+    def __init__(self, model_name: str, pool: Callable[[], Pool | None], rejected: collections.Counter[str]) -> None:
         self._model_name = model_name
         self._pool = pool
+        self._rejected = rejected
 
     def describe(self) -> list[Metric]:
         return []  # nothing is collected when the collector is registered
@@ -76,9 +81,11 @@ class _PoolCollector(Collector):
         state = pool.state if pool is not None else "loading"
         yield _gauge("ready", "1 when requests are taken.", float(state == "ready"))
         yield from processes.families(pool.worker_pids() if pool is not None else [])
-        if pool is not None:
-            yield from _requests(pool.gauges())
-            yield from _engine(pool.gauges())
+        now = pool.gauges() if pool is not None else None
+        yield _rejected(self._rejected + collections.Counter(now.rejected if now is not None else {}))
+        if now is not None:
+            yield from _requests(now)
+            yield from _engine(now)
             if pool.facts is not None:
                 yield from _capacity(pool.facts.capacity)
 
@@ -104,9 +111,19 @@ def _requests(now: Gauges) -> Iterator[Metric]:
     for reason in REASONS:
         finished.add_metric([reason], now.finished.get(reason, 0))
     yield finished
-    yield _counter("requests_rejected", "Requests refused because the queue was full.", now.rejected)
+    yield _gauge("waiting_tokens", "Prompt tokens of requests that have no answer token yet.", now.waiting_tokens)
+    yield _gauge("oldest_waiting_seconds", "How long the request that waits longest has waited for its first token.", now.oldest_waiting)
     yield _counter("worker_restarts", "Workers started after the first.", now.restarts)
     yield _counter("requests_resumed", "Times that a request went on in another worker because its own had died.", now.resumed)
+
+
+def _rejected(counts: collections.Counter[str]) -> Metric:
+    family = CounterMetricFamily(
+        "pitstop_requests_rejected", "Requests refused with 429, by what there was too much of.", labels=["reason"]
+    )
+    for reason in REJECT_REASONS:
+        family.add_metric([reason], counts[reason])
+    return family
 
 
 def _capacity(capacity: Capacity) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from pitstop.config import ServerConfig
 from pitstop.errors import ModelNotFound, Unavailable
 from pitstop.pool import Pool
+from pitstop.server.keys import Keys
 from pitstop.server.metrics import Metrics
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Service:
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name, lambda: self._pool)
+        self.keys = Keys(config.api_keys, config.max_per_key, self.metrics.rejected)
         self._texts: Texts | None = None
         self._pool: Pool | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "door")

@@ -53,15 +53,30 @@ def test_check_notices_a_lost_entry():
         journal.check()
 
 
-def test_retry_after_follows_the_rate_of_finishes():
+def test_the_oldest_that_waits_is_known_from_the_door_on():
     journal = Journal()
-    assert journal.retry_after(0.0) == 1  # nothing is known yet
-    for number in range(10):
-        only = entry(str(number))
-        journal.add(only)
-        journal.end(only, "stop", float(number))  # one a second
-    journal.encoding = 40
-    assert journal.retry_after(10.0) == 20
-    assert journal.retry_after(10_000.0) == 60
-    journal.encoding = 0
-    assert journal.retry_after(10.0) == 1
+    assert journal.oldest_waiting() is None
+    early = Entry(Request(id="a", prompt=[1], params=SamplingParams(), arrival=5.0), Stream(["a"], lambda stream: None))
+    journal.add(early)
+    place = object()
+    journal.hold(place, 2)
+    assert (journal.oldest_waiting(), journal.waiting) == (5.0, 3)
+    journal.emit(early, [7], 6.0)
+    assert journal.oldest_waiting() > 6.0  # the place at the door
+    journal.give_back(place, 2)
+    assert (journal.oldest_waiting(), journal.waiting) == (None, 0)
+    journal.check()
+
+
+def test_waiting_tokens_count_a_prompt_once_for_all_its_answers():
+    journal = Journal()
+    stream = Stream(["a", "b"], lambda stream: None)
+    both = [Entry(Request(id=name, prompt=[1] * 9, params=SamplingParams(), choice=i), stream) for i, name in enumerate("ab")]
+    for one in both:
+        journal.add(one)
+    assert journal.waiting_tokens == 9
+    journal.end(both[1], "cancelled", 1.0)
+    assert journal.waiting_tokens == 9
+    journal.emit(both[0], [5], 2.0)
+    assert journal.waiting_tokens == 0
+    journal.check()

@@ -17,6 +17,7 @@ from toys import byte_tokens
 from pitstop.config import EngineConfig, PoolConfig
 from pitstop.errors import ConfigError, DeadlineExceeded, Overloaded, PitstopError, Unavailable
 from pitstop.pool import Pool
+from pitstop.pool import pool as pool_module
 from pitstop.pool.pool import DEADLINE_GRACE
 
 
@@ -154,14 +155,49 @@ async def test_the_engine_ends_a_late_request():
 
 @run
 async def test_the_front_ends_a_late_request_that_the_engine_does_not():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module, "DEADLINE_GRACE", 0.2)
+        async with running_pool() as pool:
+            start = time.monotonic()
+            stream = ask(pool, "count #wedge 2#", timeout=0.3)
+            with pytest.raises(DeadlineExceeded):
+                await answer(stream)
+            assert 0.5 <= time.monotonic() - start < 2.0
+            assert pool.gauges().finished == {"timeout": 1}
+            await until(lambda: pool.gauges().stats.running == 0)  # the worker was told
+
+
+@run
+async def test_who_still_waits_is_ended_at_the_deadline_whatever_the_engine_does():
     async with running_pool() as pool:
-        start = time.monotonic()
-        stream = ask(pool, "count #wedge 2#", timeout=0.1 - DEADLINE_GRACE)
-        with pytest.raises(DeadlineExceeded):
-            await answer(stream)
-        assert time.monotonic() - start < 2.0
-        assert pool.gauges().finished == {"timeout": 1}
-        await until(lambda: pool.gauges().stats.running == 0)  # the worker was told
+        worker = pool.members[0].pid
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                await answer(ask(pool, "#say hi#", timeout=0.2))
+            assert 0.2 <= time.monotonic() - start < 0.2 + DEADLINE_GRACE / 2
+        finally:
+            os.kill(worker, signal.SIGCONT)
+
+
+@run
+async def test_the_queue_is_bounded_by_prompt_tokens_too():
+    async with running_pool(max_waiting_tokens=100) as pool:
+        held = ask(pool, "#hold#" + "x" * 54)
+        assert pool.gauges().waiting_tokens == 60
+        also = ask(pool, "#hold#" + "x" * 34, choices=3)  # a prompt counts once
+        assert pool.gauges().waiting_tokens == 100
+        with pytest.raises(Overloaded, match="100 of 100 prompt tokens"):
+            ask(pool, "x")
+        assert (pool.gauges().rejected, pool.gauges().encoding) == ({"tokens": 1}, 0)
+        for stream in (held, also):
+            stream.cancel()
+        assert pool.gauges().waiting_tokens == 0
+        longer = ask(pool, "#hold#" + "x" * 200)  # alone, it may wait
+        with pytest.raises(Overloaded):
+            ask(pool, "x")
+        longer.cancel()
 
 
 @run
