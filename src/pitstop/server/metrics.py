@@ -118,9 +118,7 @@ def _requests(now: Gauges) -> Iterator[Metric]:
 
 
 def _rejected(counts: collections.Counter[str]) -> Metric:
-    family = CounterMetricFamily(
-        "pitstop_requests_rejected", "Requests refused with 429, by what there was too much of.", labels=["reason"]
-    )
+    family = CounterMetricFamily("pitstop_requests_rejected", "Requests refused with 429, by what was too much.", labels=["reason"])
     for reason in REJECT_REASONS:
         family.add_metric([reason], counts[reason])
     return family
