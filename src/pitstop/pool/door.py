@@ -27,17 +27,20 @@ class Place:
     def widen(self, choices: int) -> Self:
         """Hold `choices` places in all. Raises Unavailable or Overloaded, and then holds what it held."""
         self._check_available()
+        self._hold(choices)
+        return self
+
+    def _hold(self, choices: int) -> None:
         journal, limit, more = self._journal, self._bounds.max_waiting, choices - self._held
         if (over := journal.waiting + more - limit) > 0:
             rate, _ = journal.drain_rates()
             self._refuse("requests", f"{journal.waiting} of {limit} places in the queue are taken", over / rate, more / rate, limit / rate)
         journal.hold(self, more)
         self._held = choices
-        return self
 
     def submit(self, requests: list[Request]) -> Stream:
-        """Queue the choices. Raises Overloaded, or Unavailable when the worker is gone by now."""
-        self.widen(len(requests))
+        """Queue the choices, as many places as they need. Raises Overloaded, or Unavailable when the server stops by now."""
+        self._hold(len(requests))
         self._check_tokens(sum(map(prompt_tokens, requests)))
         self._release()
         return self._submit(requests)
