@@ -11,6 +11,7 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
     #crash N#    abort() after N tokens                    #freeze N#   SIGSTOP of itself after N tokens
     #slow MS#    one token each MS milliseconds            #burst N#    N tokens a step
     #fail N#     ends with an error after N tokens         #hold#       stays queued for ever
+    #long MS#    its first step takes so long, and that is said before
     #upto K#     die, crash and freeze in incarnations 1 to K only
 
 Several may be given, `#slow 5##say hello#`; without `say` or `echo` it counts "0 1 2 3 …" for ever. Log-probabilities are -0.5 for the
@@ -47,9 +48,10 @@ VOCABULARY = Tokenizer(toy_vocabulary()).vocab_size
 MAX_RUNNING = 8
 CACHED = 3  # prompt tokens that it claims to have had
 CACHED_LATER = 7  # the same for an answer that another worker has begun
+PACE = 0.001  # seconds a unit of work
 HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
-_SCRIPT = re.compile(r"#(say|echo|die|crash|freeze|upto|wedge|slow|burst|fail|hold)\s?((?:\\#|[^#])*)#")
+_SCRIPT = re.compile(r"#(say|echo|die|crash|freeze|upto|wedge|slow|burst|fail|hold|long)\s?((?:\\#|[^#])*)#")
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Model:
         self.tokenizer = Tokenizer(toy_vocabulary())
         self.sequences: dict[str, Sequence] = {}
         self.admitted: list[str] = []
+        self.ahead = 0.0  # milliseconds that the next step will take
         self.steps = self.generated = self.prompt_tokens = 0
 
     def submit(self, request: Request) -> None:
@@ -113,6 +116,8 @@ class Model:
         return min(HEARTBEAT, max(0.0, min(dues, default=float("inf")) - time.monotonic()))
 
     def step(self) -> list[Output]:
+        time.sleep(self.ahead / 1000)
+        self.ahead = 0.0
         now = time.monotonic()
         outputs = []
         for sequence in list(self.sequences.values()):
@@ -135,6 +140,7 @@ class Model:
                 sequence.running = True
                 running += 1
                 self.prompt_tokens += 0 if sequence.request.probe else len(sequence.request.prompt)
+                self.ahead += float(sequence.script.get("long", 0))
                 self.admitted.append(sequence.request.id)
 
     def advance(self, sequence: Sequence, now: float) -> Output | None:
@@ -221,11 +227,12 @@ def main() -> None:
         return
     time.sleep(options.slow_start)  # deaf, as while loading weights
     model = Model(start.incarnation, options.perturb)
-    send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"]))
+    send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"], 0.0, PACE))
     serve(sock, model, start.incarnation, options.stray)
 
 
 def serve(sock: socket.socket, model: Model, incarnation: int, stray: bool) -> None:
+    taken = 0
     while True:
         outputs: list[Output] = []
         if select.select([sock], [], [], model.wait())[0]:
@@ -235,12 +242,13 @@ def serve(sock: socket.socket, model: Model, incarnation: int, stray: bool) -> N
             assert isinstance(commands, Commands)
             for request in commands.submit:
                 model.submit(request)
+            taken += len(commands.submit)
             outputs += filter(None, map(model.cancel, commands.cancel))
         outputs += model.step()
         if stray:
             false = [Output(request_id, byte_tokens(b"false")) for request_id in model.sequences]
             send(sock, Step(incarnation + 1, false, Stats(generated_tokens=10**6)))
-        send(sock, Step(incarnation, outputs, model.stats(), model.admitted, []))
+        send(sock, Step(incarnation, outputs, model.stats(), model.admitted, [], 1.0, PACE, model.ahead, taken))
         model.admitted = []
 
 

@@ -46,6 +46,7 @@ class PoolConfig:
     start_timeout: float = 300.0
     stop_timeout: float = 30.0  # how long a drain may take
     restart_backoff: float = 0.5  # doubles with each crash in a row, up to 30 s
+    hang_floor: float = 2.0  # a worker with work that is silent for less is never taken for hung
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -79,4 +80,13 @@ def test_case_07_sigkill_mid_stream_changes_no_answer(model_path: Path):
             assert all_at_once(server, lambda tokens=tokens: kill(tokens)) == undisturbed
             assert server.metric("pitstop_worker_restarts_total") == restarts
         assert server.metric("pitstop_requests_resumed_total") >= 6
+
+        def stop() -> None:
+            until(lambda: server.metric("pitstop_requests_running") > 0, 30)
+            os.kill(children(server.process.pid)[0], signal.SIGSTOP)
+            start = time.monotonic()
+            until(lambda: server.http.get("/readyz").status_code == 503, 5)
+            assert time.monotonic() - start > 1
+
+        assert all_at_once(server, stop) == undisturbed
         assert server.metric('pitstop_requests_finished_total{reason="error"}') == 0

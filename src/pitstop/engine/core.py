@@ -10,7 +10,7 @@ import torch
 
 from pitstop import codecs
 from pitstop.config import EngineConfig, resolve
-from pitstop.engine import guard
+from pitstop.engine import guard, pace
 from pitstop.engine.protocol import Stats
 from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
@@ -23,10 +23,12 @@ from pitstop.models import load_model
 from pitstop.models.weights.gguf import ModelFile
 from pitstop.ops import dispatch
 from pitstop.text.tokenizer import end_tokens
-from pitstop.types import SEGMENT, Codec, KVShape, Output, Request
+from pitstop.types import SEGMENT, Codec, KVShape, Output, Request, SamplingParams
 
 CAPACITY_LENGTH = 8192
 """Tokens a stream, at which the operator is told how much fits, or the context where that is shorter."""
+
+WARM_UP_TOKENS = 32
 
 INT8_LOSS = (
     "WARNING: int8 activations change the model: on SmolLM2-135M, mean KL divergence 0.004 and 4 % of top tokens against fp32 "
@@ -71,6 +73,9 @@ class Engine:
             ageing=config.ageing,
         )
         self._counts = {"steps": 0, "prompt_tokens": 0, "generated_tokens": 0}
+        self.attended_cost = pace.attended_cost(file.config)
+        self.work = 0.0
+        """Of the latest step, in units of engine.pace; 0 when it had nothing to run."""
 
     @property
     def busy(self) -> bool:
@@ -88,13 +93,34 @@ class Engine:
         """Expire what is late, then compute one step."""
         outputs = self.scheduler.expire(time.monotonic())
         plan = self.scheduler.plan()
+        self.work = 0.0
         if plan.spans:
+            self.work = pace.total(((span.start, span.count) for span in plan.spans), self.attended_cost)
             result = self._runner.run(plan)
             self._count(plan.spans)
             outputs += self.scheduler.settle(plan, result)
         elif self.busy:
             raise RuntimeError("requests wait but nothing can be planned: the cache is too small for its own context")
         return outputs
+
+    def ahead(self) -> float:
+        """The work of the next step at most, unless something new is submitted."""
+        return pace.total(self.scheduler.outlook(), self.attended_cost) if self.busy else 0.0
+
+    def warm_up(self) -> float:
+        """Answer a prompt that nobody asked. Returns the pace: seconds a unit of work, of the slowest step."""
+        length = max(1, min(WARM_UP_TOKENS, self.context - 2))
+        prompt = [token % self.vocab_size for token in range(length)]
+        params = SamplingParams(temperature=0.0, max_tokens=min(2, self.context - length), ignore_eos=True)
+        self.submit(Request(id="warm-up", prompt=prompt, params=params, probe=True))
+        slowest = 0.0
+        while self.busy:
+            start = time.monotonic()
+            self.step()
+            slowest = max(slowest, (time.monotonic() - start) / self.work)
+        self.scheduler.take_changes()
+        self._counts["steps"] = 0
+        return slowest
 
     def stats(self) -> Stats:
         """The counters as of now."""

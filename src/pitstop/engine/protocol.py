@@ -50,6 +50,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     capacity: Capacity
     vocab_size: int
     notes: list[str] = []  # lines for the operator: backend, codec, sizes; a loud one when the native kernels are missing
+    attended_cost: float = 0.0  # of a position that a row looks at, in units of engine.pace
+    pace: float = 0.0  # seconds a unit of work, measured when the kernels were warmed
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -72,13 +74,21 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """Worker → front: what one step brought. `admitted` and `preempted` are request ids whose state changed in it."""
+    """Worker → front: what one step brought. `admitted` and `preempted` are request ids whose state changed in it.
+
+    `work` (units of engine.pace) took `seconds`; the next step will be `ahead` at most, unless new requests come. `taken`: requests that
+    had been read by then, since the worker's start.
+    """
 
     incarnation: int
     outputs: list[Output]
     stats: Stats
     admitted: list[str] = []
     preempted: list[str] = []
+    work: float = 0.0
+    seconds: float = 0.0
+    ahead: float = 0.0
+    taken: int = 0
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

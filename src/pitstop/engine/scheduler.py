@@ -185,6 +185,20 @@ class Scheduler:
             outputs.append(output)
         return outputs
 
+    def outlook(self) -> list[tuple[int, int]]:
+        """(start, count) of the spans that the next plan will have at most, unless something new is submitted."""
+        spans = []
+        budget = self.prefill_chunk
+        for sequence in self._running:
+            pending = sequence.pending
+            count = min(pending, max(budget, 1))
+            budget -= count if pending > 1 else 0
+            spans.append((sequence.holding.length, count))
+        if self._waiting and budget > 0 and len(self._running) < self.max_running:
+            lengths = [len(sequence.known) for sequence in self._waiting]  # the prefix index may have any of it but the last rows
+            spans.append((max(lengths), min(sum(lengths), budget)))
+        return spans
+
     def take_changes(self) -> tuple[list[str], list[str]]:
         """Ids admitted and preempted since the last call."""
         changes = self.admitted, self.preempted

@@ -33,12 +33,14 @@ def main(sock: socket.socket) -> int:
         return 1
     try:
         engine = _load(start.config)
+        pace = engine.warm_up()
     except Exception as error:  # whatever it is, the front must learn why nothing will come
         log.debug("start failed", exc_info=True)
         message = str(error) if isinstance(error, PitstopError) else f"{type(error).__name__}: {error}"
         send(sock, Failed(start.incarnation, message))
         return 1
-    send(sock, Ready(start.incarnation, engine.context, engine.capacity, engine.vocab_size, engine.notes()))
+    facts = engine.context, engine.capacity, engine.vocab_size, engine.notes(), engine.attended_cost, pace
+    send(sock, Ready(start.incarnation, *facts))
     return _serve(sock, engine, start.incarnation)
 
 
@@ -51,9 +53,11 @@ def _load(config: EngineConfig):
 
 def _serve(sock: socket.socket, engine, incarnation: int) -> int:
     checked = time.monotonic()
+    taken = 0
     while True:
         ready = select.select([sock], [], [], 0 if engine.busy else CHECK_INTERVAL)[0]
         outputs: list[Output] = []
+        begin, work = time.monotonic(), 0.0
         if ready:
             message = receive(sock, ToWorker)
             if message is None:
@@ -61,15 +65,18 @@ def _serve(sock: socket.socket, engine, incarnation: int) -> int:
             if message.incarnation != incarnation or not isinstance(message, Commands):
                 raise RuntimeError(f"a message that is not for incarnation {incarnation}: {message!r:.100}")
             outputs += _apply(engine, message)
+            taken += len(message.submit)
         elif not engine.busy and time.monotonic() - checked >= CHECK_INTERVAL:
             engine.check()
             checked = time.monotonic()
             continue
         if engine.busy:
             outputs += engine.step()
+            work = engine.work
         admitted, preempted = engine.scheduler.take_changes()
         try:
-            send(sock, Step(incarnation, outputs, engine.stats(), admitted, preempted))
+            times = work, time.monotonic() - begin, engine.ahead(), taken
+            send(sock, Step(incarnation, outputs, engine.stats(), admitted, preempted, *times))
         except OSError:
             return 0  # the front is gone
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pitstop.config import EngineConfig, PoolConfig
@@ -18,17 +16,16 @@ from pitstop.pool import gauges
 from pitstop.pool.backoff import Backoff
 from pitstop.pool.decoding import Decoding
 from pitstop.pool.journal import Entry
+from pitstop.pool.probe import Probes, probe_request
 from pitstop.pool.stream import Delta
+from pitstop.pool.watchdog import Watch
 from pitstop.pool.worker import Process, Worker, spawn
 from pitstop.text.tokenizer import Tokenizer
-from pitstop.types import Output, Request, SamplingParams
+from pitstop.types import Request
 
 log = logging.getLogger(__name__)
 
 Life = Literal["starting", "ready", "retiring", "dead"]
-
-PROBE_PRIORITY = -(10**9)
-"""A probe goes before every user's request."""
 
 
 class Owner(Protocol):
@@ -50,12 +47,6 @@ class Owner(Protocol):
     def needs(self, member: Member) -> bool:
         """Whether a dead worker is to be replaced."""
         ...
-
-
-@dataclass(eq=False, slots=True)
-class _Probe:
-    answer: asyncio.Future[list[int]]
-    tokens: list[int] = field(default_factory=list)
 
 
 class Member:
@@ -95,9 +86,9 @@ class Member:
         self._worker_ready: asyncio.Future[Ready] | None = None
         self._worker_gone = asyncio.Event()
         self._stats, self._past = Stats(), Stats()
-        self._probes: dict[str, _Probe] = {}
-        self._probe_numbers = itertools.count()
+        self._probes = Probes()
         self._heard_at = 0.0
+        self._watch: Watch | None = None
         self._backoff = Backoff(config.restart_backoff)
         self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._started.add_done_callback(lambda future: future.cancelled() or future.exception())  # whoever does not ask is not told
@@ -119,7 +110,7 @@ class Member:
 
     @property
     def busy(self) -> bool:
-        return bool(self.entries or self._probes)
+        return bool(self.entries) or len(self._probes) > 0
 
     @property
     def numerics(self) -> tuple:
@@ -169,7 +160,7 @@ class Member:
             entry.numerics = self.numerics
         self.entries[request_id] = entry
         self._decoding.open(request_id, entry.text)
-        self._worker.submit(entry.continuation())
+        self._send(entry.continuation())
 
     def drop(self, entry: Entry, cancel: bool) -> None:
         """Forget a choice that has ended. cancel: the worker does not know yet."""
@@ -192,27 +183,16 @@ class Member:
         """
         if not self.up:
             raise Unavailable(f"worker {self.number} is not ready")
-        now = time.monotonic()
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        request = Request(
-            id=f"probe-{next(self._probe_numbers)}",
-            prompt=prompt,
-            params=params,
-            priority=PROBE_PRIORITY,
-            arrival=now,
-            deadline=now + timeout,
-            probe=True,
-        )
         self._hear_if_idle()
-        probe = self._probes[request.id] = _Probe(asyncio.get_running_loop().create_future())
-        worker = self._worker
-        worker.submit(request)
+        worker, request = self._worker, probe_request(prompt, max_tokens, timeout)
+        answer = self._probes.open(request)
+        self._send(request)
         try:
-            return await asyncio.wait_for(probe.answer, timeout)
+            return await asyncio.wait_for(answer, timeout)
         except TimeoutError:
             raise DeadlineExceeded(f"worker {self.number} did not answer a probe within {timeout:g} s") from None
         finally:
-            if self._probes.pop(request.id, None) is not None:
+            if self._probes.close(request.id):
                 worker.cancel(request.id)
             self._leave_when_done()
 
@@ -226,9 +206,16 @@ class Member:
         self._dead, self.routed = True, False
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
-        self._fail_probes(Unavailable(f"worker {self.number} is being stopped"))
+        self._probes.fail(Unavailable(f"worker {self.number} is being stopped"))
         await self._take_down()
         self._depart()
+
+    def watch(self, seconds: float) -> None:
+        """So much time went by since the last call. Shoots a worker that hangs."""
+        if self.up and self.busy and self._watch.passed(seconds):
+            log.error("worker %d hangs: silent for %.1f s, %.1f at most were due", self.number, self._watch.silence, self._watch.limit)
+            self._watch.silence = 0.0
+            self._worker.shoot()
 
     def kill(self) -> None:
         """SIGKILL the worker."""
@@ -244,6 +231,11 @@ class Member:
         """A worker without work says nothing: its silence counts from its first work on."""
         if not self.busy:
             self._heard_at = time.monotonic()
+            self._watch.silence = 0.0
+
+    def _send(self, request: Request) -> None:
+        self._watch.submitted(request)
+        self._worker.submit(request)
 
     # Supervision
 
@@ -310,6 +302,7 @@ class Member:
             raise ConfigError(f"the worker was not ready within {self._pool_config.start_timeout:g} s") from None
         if self._worker_gone.is_set():
             raise ConfigError(f"the worker {self._worker.exit_status} as soon as it was ready")
+        self._watch = Watch(self.facts, self.config.prefill_chunk, self._pool_config.hang_floor)
         self._ready_since = time.monotonic()
         if not self._started.done():
             self._started.set_result(self.facts)
@@ -335,22 +328,10 @@ class Member:
 
     def _on_step(self, step: Step, deltas: list[Delta]) -> None:
         self._heard_at = time.monotonic()
+        self._watch.heard(step)
         self._stats = step.stats
-        if self._probes:
-            for output in step.outputs:
-                if output.id in self._probes:
-                    self._take_probe(self._probes[output.id], output)
+        self._probes.take(step.outputs)
         self._owner.on_step(self, step, deltas)
-
-    def _take_probe(self, probe: _Probe, output: Output) -> None:
-        probe.tokens += output.tokens
-        if output.finish is None or probe.answer.done():
-            return
-        del self._probes[output.id]
-        if output.finish == "length":
-            probe.answer.set_result(probe.tokens)
-        else:
-            probe.answer.set_exception(PitstopError(output.message or f"the engine ended a probe: {output.finish}"))
 
     def _on_exit(self, worker: Worker) -> None:
         """The process has been reaped, and all that it sent has been posted before."""
@@ -363,14 +344,8 @@ class Member:
             self._served = time.monotonic() - self._ready_since
         self._ready_since = None
         self._worker_gone.set()
-        self._fail_probes(WorkerDied(f"worker {self.number} {worker.exit_status}"))
+        self._probes.fail(WorkerDied(f"worker {self.number} {worker.exit_status}"))
         entries, self.entries = list(self.entries.values()), {}
         for entry in entries:
             entry.member = None
         self._owner.on_death(self, entries)
-
-    def _fail_probes(self, error: PitstopError) -> None:
-        for probe in self._probes.values():
-            if not probe.answer.done():
-                probe.answer.set_exception(error)
-        self._probes.clear()

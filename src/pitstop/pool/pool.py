@@ -17,6 +17,7 @@ from pitstop.pool.gauges import Gauges, Observer, State
 from pitstop.pool.journal import Entry, Journal
 from pitstop.pool.member import Member
 from pitstop.pool.stream import Delta, Stream
+from pitstop.pool.watchdog import TICK
 from pitstop.pool.worker import WORKER_COMMAND, Process
 from pitstop.text.stream import TextStream
 from pitstop.text.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ class Pool:
         self._facts: Ready | None = None
         self._paused: dict[str, Entry] = {}  # in flight, without a worker
         self._idle = asyncio.Event()  # nothing is in flight
+        self._watchdog: asyncio.Task[None] | None = None
         self._past = Stats()
         self._past_restarts = 0
 
@@ -90,6 +92,7 @@ class Pool:
             member = self.add_member(self._engine, self._first)
             await member.ready()
             self.promote(member)
+            self._watchdog = asyncio.create_task(self._watch(), name="pool-watchdog")
         except BaseException:
             self._phase = "stopped"
             await self.close()
@@ -230,6 +233,8 @@ class Pool:
         """End what is in flight with an error, stop the workers and wait until they are gone."""
         self._phase = "stopped"
         self._end_all("cancelled", Unavailable(_CUT_OFF))
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         await asyncio.gather(*(member.close() for member in list(self.members)))
 
     def worker_pids(self) -> list[int]:
@@ -241,6 +246,15 @@ class Pool:
         self._phase = "stopped"
         for member in self.members:
             member.kill()
+
+    async def _watch(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            now = time.monotonic()
+            for member in list(self.members):
+                member.watch(now - before)
+            before = now
 
     # What members tell
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from fake_runner import FakeRunner
 
-from pitstop.engine import protocol
+from pitstop.engine import pace, protocol
 from pitstop.engine.scheduler import Scheduler
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
 from pitstop.kv.cache import KVCache
@@ -349,3 +349,22 @@ def test_what_cannot_go_on_is_refused() -> None:
         with pytest.raises(InvalidRequest, match=why):
             scheduler.submit(request("a", [1], 8, emitted=emitted))
     assert not scheduler.busy
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_outlook_is_never_less_than_the_plan(seed: int) -> None:
+    """The watchdog's limit is made of it: a step that does more than was foreseen would be shot."""
+    rng = random.Random(seed)
+    scheduler, runner = make(pages=rng.choice([8, 32]), tails=8, prefill_chunk=rng.choice([16, 200]), max_running=4)
+    trunk = words(seed, 600)
+    for name in range(12):
+        scheduler.submit(request(str(name), trunk[: rng.randrange(1, 600)] + words(name, 5), rng.randrange(1, 40)))
+    while scheduler.busy:
+        outlook, alone, preemptions = scheduler.outlook(), not scheduler.waiting, scheduler.preemptions
+        plan = scheduler.plan()
+        foreseen, done = pace.total(outlook, 0.01), pace.total(((span.start, span.count) for span in plan.spans), 0.01)
+        assert foreseen >= done
+        if alone and scheduler.preemptions == preemptions:
+            assert foreseen == done
+        scheduler.settle(plan, runner.run(plan))
+    assert scheduler.outlook() == []
