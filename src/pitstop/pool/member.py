@@ -18,7 +18,7 @@ from pitstop.pool.decoding import Decoding
 from pitstop.pool.journal import Entry
 from pitstop.pool.probe import Probes, probe_request
 from pitstop.pool.stream import Delta
-from pitstop.pool.watchdog import Watch
+from pitstop.pool.watchdog import Vitals, Watch
 from pitstop.pool.worker import Process, Worker, spawn
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import Request
@@ -89,6 +89,7 @@ class Member:
         self._probes = Probes()
         self._heard_at = 0.0
         self._watch: Watch | None = None
+        self._vitals: Vitals | None = None
         self._backoff = Backoff(config.restart_backoff)
         self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._started.add_done_callback(lambda future: future.cancelled() or future.exception())  # whoever does not ask is not told
@@ -212,8 +213,14 @@ class Member:
 
     def watch(self, seconds: float) -> None:
         """So much time went by since the last call. Shoots a worker that hangs."""
-        if self.up and self.busy and self._watch.passed(seconds):
-            log.error("worker %d hangs: silent for %.1f s, %.1f at most were due", self.number, self._watch.silence, self._watch.limit)
+        if self.up and self.busy and self._watch.passed(seconds, self._vitals.pulse):
+            log.error(
+                "worker %d hangs: silent for %.1f s, %s (limit %.1f s)",
+                self.number,
+                self._watch.silence,
+                self._vitals.pulse(),
+                self._watch.limit,
+            )
             self._watch.silence = 0.0
             self._worker.shoot()
 
@@ -303,6 +310,7 @@ class Member:
         if self._worker_gone.is_set():
             raise ConfigError(f"the worker {self._worker.exit_status} as soon as it was ready")
         self._watch = Watch(self.facts, self.config.prefill_chunk, self._pool_config.hang_floor)
+        self._vitals = Vitals(self._worker.pid)
         self._ready_since = time.monotonic()
         if not self._started.done():
             self._started.set_result(self.facts)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import psutil
 
 from pitstop.engine.pace import work
 from pitstop.engine.protocol import Ready, Step
@@ -12,7 +16,12 @@ TICK = 0.25
 """Seconds between two looks."""
 
 FACTOR = 10.0
-"""How much longer than foreseen a step may take: other processes may have the cores."""
+"""How much longer than foreseen a step may compute: other processes may have the cores."""
+
+STILL_FACTOR = 2.0
+"""The same for a worker that uses no processor time at all, beside the floor: it may wait for an accelerator."""
+
+Pulse = Literal["busy", "still", "stopped"]
 
 _RECENT = 64  # steps whose pace counts
 
@@ -27,6 +36,7 @@ class Watch:
     def __init__(self, ready: Ready, prefill_chunk: int, floor: float) -> None:
         """floor: seconds that no silence is shorter than, whatever the work."""
         self.silence = 0.0
+        self._still = 0.0  # seconds of the silence, up to now, without processor time
         self._floor = floor
         self._chunk = prefill_chunk
         self._attended_cost = ready.attended_cost
@@ -47,19 +57,32 @@ class Watch:
         if step.work:
             self._paces.append(step.seconds / step.work)
 
-    def passed(self, seconds: float) -> bool:
+    def passed(self, seconds: float, pulse: Callable[[], Pulse]) -> bool:
         """So much time went by since the last look, while the worker had work. True: it hangs.
 
+        It may be silent for `limit`; for less when it stands still, and when it has been stopped (SIGSTOP) just for the floor.
         No more than two ticks are believed: when the front itself was late, or the whole machine stood still, so may the worker have been.
         """
-        self.silence += min(seconds, 2 * TICK)
-        return self.silence > self.limit
+        seconds = min(seconds, 2 * TICK)
+        self.silence += seconds
+        if self.silence <= 2 * TICK:
+            self._still = 0.0
+            return False
+        state = pulse()
+        self._still = 0.0 if state == "busy" else self._still + seconds
+        stopped = state == "stopped" and self.silence > self._floor
+        return stopped or self._still > self._floor + STILL_FACTOR * self._foreseen or self.silence > self.limit
 
     @property
     def limit(self) -> float:
         """Seconds of silence that the work in hand can explain."""
+        return max(self._floor, FACTOR * self._foreseen)
+
+    @property
+    def _foreseen(self) -> float:
+        """Seconds that the step in hand may take, by the pace of late."""
         pace = sorted(self._paces)[-2:][0]  # the slowest but one: a single hiccup is no measure
-        return max(self._floor, FACTOR * pace * (self._ahead + self._unread()))
+        return pace * (self._ahead + self._unread())
 
     def _unread(self) -> float:
         """Work that the requests not yet taken may add to a step."""
@@ -67,3 +90,23 @@ class Watch:
             return 0.0
         rows = min(sum(self._lengths), self._chunk)
         return work(rows, rows * max(self._lengths), self._attended_cost)
+
+
+class Vitals:
+    """What the operating system says of a worker process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._used = 0.0
+
+    def pulse(self) -> Pulse:
+        """Since the last call. Waiting for a disk counts as busy: the weights may be paged in."""
+        try:
+            process = psutil.Process(self._pid)
+            status, times = process.status(), process.cpu_times()
+        except psutil.Error:  # it is just ending
+            return "busy"
+        used, self._used = self._used, times.user + times.system
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return "stopped"
+        return "busy" if self._used > used or status == psutil.STATUS_DISK_SLEEP else "still"

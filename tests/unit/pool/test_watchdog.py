@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -13,7 +15,7 @@ from pitstop.engine import pace
 from pitstop.engine.protocol import Ready, Stats, Step
 from pitstop.errors import Quarantined, WorkerDied
 from pitstop.kv.capacity import Capacity
-from pitstop.pool.watchdog import FACTOR, TICK, Watch
+from pitstop.pool.watchdog import FACTOR, TICK, Vitals, Watch
 from pitstop.types import Request, SamplingParams
 
 
@@ -29,10 +31,10 @@ def request(length: int) -> Request:
     return Request(id="a", prompt=[1] * length, params=SamplingParams())
 
 
-def silent(subject: Watch) -> float:
+def silent(subject: Watch, pulse: str = "busy") -> float:
     """Seconds until it is taken for hung, looked at in time."""
     for looks in range(1, 10**6):
-        if subject.passed(TICK):
+        if subject.passed(TICK, lambda: pulse):
             return looks * TICK
     raise AssertionError
 
@@ -87,9 +89,46 @@ def test_a_single_hiccup_is_no_measure_and_old_paces_are_forgotten():
 def test_a_front_that_was_late_and_a_machine_that_slept_shoot_nobody():
     subject = watch()
     subject.submitted(request(10))
-    assert not subject.passed(3600.0)
+    assert not subject.passed(3600.0, lambda: "stopped")
     assert subject.silence == 2 * TICK
-    assert not subject.passed(TICK)
+    assert not subject.passed(TICK, lambda: "stopped")
+
+
+def test_a_worker_that_stands_still_has_less_time_and_a_stopped_one_just_the_floor():
+    subject = watch()
+    subject.heard(step(ahead=1000.0))  # a second
+    assert silent(subject) == pytest.approx(10, abs=2 * TICK)
+    subject.heard(step(ahead=1000.0))
+    assert silent(subject, "still") == pytest.approx(4, abs=3 * TICK)
+    subject.heard(step(ahead=1000.0))
+    assert silent(subject, "stopped") == pytest.approx(2, abs=2 * TICK)
+    subject.heard(step(ahead=1000.0))
+    for _ in range(8):
+        assert not subject.passed(TICK, lambda: "still")
+    assert not subject.passed(TICK, lambda: "busy")
+    assert silent(subject, "still") > 4, "it had moved: the time begins anew"
+
+
+def test_the_pulse_of_a_process():
+    busy, still = (subprocess.Popen([sys.executable, "-c", code]) for code in ("while True: pass", "import time; time.sleep(60)"))
+    try:
+        vitals = [Vitals(process.pid) for process in (busy, still)]
+
+        def settled() -> bool:
+            time.sleep(0.1)
+            return [each.pulse() for each in vitals] == ["busy", "still"]
+
+        end = time.monotonic() + 20
+        while not settled():
+            assert time.monotonic() < end
+        for process in (busy, still):
+            os.kill(process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert [each.pulse() for each in vitals] == ["stopped", "stopped"]
+    finally:
+        for process in (busy, still):
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize(("prompt", "running"), [("count #slow 5#", True), ("#hold#", False)])
