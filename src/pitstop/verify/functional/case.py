@@ -90,7 +90,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def plan(self) -> list[Step]:
         """The steps. Raises msgspec.ValidationError for one that is not of the form."""
         return [
-            Step(msgspec.convert(step, Parallel).parallel, True) if "parallel" in step else Step([msgspec.convert(step, Request)], False)
+            Step(msgspec.convert(step, Parallel).parallel, True)
+            if "parallel" in step
+            else Step([msgspec.convert(step, Request)], False)
             for step in self.steps
         ]
 

@@ -37,7 +37,9 @@ Progress = Callable[[int, int, Result], None]
 """Called after each case: how many are done, of how many, and the case's result."""
 
 
-def run(target: Target, limits: FunctionalLimits, *, only: str | None = None, seed: int = 0, progress: Progress | None = None) -> Outcome:
+def run(
+    target: Target, limits: FunctionalLimits, *, only: str | None = None, seed: int = 0, progress: Progress | None = None
+) -> Outcome:
     """All cases, or those that `only` matches, in an order drawn from `seed`. Raises ConfigError when none matches."""
     return run_cases(load_cases(only), target, limits, seed=seed, progress=progress)
 
