@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from faults import Fault
+from lasting import Lasting
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
@@ -55,9 +56,11 @@ async def serve() -> None:
         restart_backoff=0.1,
     )
     worker = (sys.executable, str(Path(__file__).parent / "fake_worker.py"), *options.worker)
+    create_app = run.create_app
     if options.fault:
-        create_app = run.create_app
         run.create_app = lambda service: Fault(create_app(service), options.fault)
+    elif options.lasting:
+        run.create_app = lambda service: Lasting(create_app(service), options.lasting)
     runner = run.Runner(server, pool, EngineConfig(model="toy"), worker)
     running = asyncio.create_task(runner.run(texts, lambda facts: print("ready", flush=True)))
     await asyncio.sleep(0)  # until it has bound the port
@@ -77,6 +80,7 @@ parser.add_argument("--admin", action="store_true")
 parser.add_argument("--admin-key", default="")
 parser.add_argument("--max-logits", type=int, default=protocol.MAX_LOGITS)
 parser.add_argument("--fault", default="", help="one of tests/faults.py")
+parser.add_argument("--lasting", action="append", default=[], help="of tests/lasting.py")
 parser.add_argument("worker", nargs="*")
 options = parser.parse_args()
 protocol.MAX_LOGITS = options.max_logits

@@ -93,6 +93,8 @@ class _Verdict:
 
     def checks(self) -> list[Check]:
         limits = self._limits
+        if not self._samples:
+            return [Check(name="soak.answered", passed=False, reason="stopped before anything was read")]
         growing = [
             self._growth("memory", self._per_request, limits.memory_kb_per_request, KIB, "KiB a request"),
             self._growth("handles", self._per_hour, limits.handles_per_hour, 1, "an hour"),
@@ -109,7 +111,8 @@ class _Verdict:
     def _growth(self, name: str, slopes: dict[str, Slope | None], limit: float | None, unit: float, per: str) -> Check | None:
         if limit is None or name not in self._record.header.followed:
             return None
-        if (failed := self._unread(name)) is not None:
+        parts = (name, "kv_touched") if name == "memory" else (name,)
+        if (failed := next((check for part in parts if (check := self._unread(part, name))), None)) is not None:
             return failed
         found = slopes[name]
         if found is None:
@@ -149,7 +152,7 @@ class _Verdict:
         return Check(name=f"soak.{name}", passed=bool(later) and not off, reason=reason, value=worst, limit=at_first[1])
 
     def _unread(self, counter: str, name: str = "") -> Check | None:
-        """The failed check of a counter that was followed and could not be read at some moment."""
+        """The failed check (`name`, by default the counter's) of a counter that was followed and could not be read at some moment."""
         for sample in self._samples:
             if counter in self._record.header.followed and counter not in sample.readings:
                 why = sample.unread.get(counter, "no reading")

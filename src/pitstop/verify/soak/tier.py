@@ -24,6 +24,8 @@ from pitstop.verify.target import Target
 
 IDLE_WITHIN = 2.0
 """Seconds after the last answer in which the server must be as idle as it was at the start."""
+CLOSED_WITHIN = 0.5
+"""Seconds that the server has to close the connections that we closed."""
 READABLE_WITHIN = 30.0
 """Seconds that a counter may be unreadable, as while a worker is restarted, before it counts as unread."""
 _POLL = 0.05
@@ -145,23 +147,22 @@ class _Soak:
         return {name: values[name] for name in ("running", "waiting") if name in values}
 
     async def _settle(self) -> Reading:
-        """The counters when the server is idle again, or what they are when it should be: connections that we closed take it a moment."""
+        """The counters when the server is idle again, or what they are when it should be."""
         start = time.monotonic()
+        last = self._record.samples[-1] if self._record.samples else None
+        patience = 0.0 if last and last.unread else READABLE_WITHIN  # what stays unreadable is not waited for every time
         while True:
             reading = await asyncio.to_thread(self._counters.read)
             waited = time.monotonic() - start
             if reading.unread:
-                if waited > READABLE_WITHIN:
+                if waited >= patience:
                     return reading
-            elif waited > IDLE_WITHIN or self._at_rest(reading.values):
+            elif waited > IDLE_WITHIN or (self._idle_again(reading.values) and (waited > CLOSED_WITHIN or _closed(reading.values, last))):
                 return reading
             await asyncio.sleep(_POLL)
 
-    def _at_rest(self, values: dict[str, float]) -> bool:
-        last = self._record.samples[-1].readings if self._record.samples else values
-        return all(values.get(name, 0) <= self._idle.get(name, 0) for name in IDLE) and all(
-            values.get(name, 0) <= last.get(name, 0) for name in ("handles", "threads")
-        )
+    def _idle_again(self, values: dict[str, float]) -> bool:
+        return all(values.get(name, 0) <= self._idle.get(name, 0) for name in IDLE)
 
     def _sample(self, reading: Reading, busy: dict[str, float]) -> None:
         traffic = self._traffic
@@ -183,3 +184,8 @@ class _Soak:
             errors = sum(count for name, count in traffic.tally.items() if name.startswith("error"))
             left = max(0.0, self._record.header.plan.seconds - self._elapsed())
             self._report(Progress(left, traffic.sent, errors, memory_slope(self._record)))
+
+
+def _closed(values: dict[str, float], last: Sample | None) -> bool:
+    """No more handles and threads than at the idle moment before."""
+    return last is not None and all(values.get(name, 0) <= last.readings.get(name, 0) for name in ("handles", "threads"))
