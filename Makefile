@@ -16,7 +16,7 @@ INPUTS := pyproject.toml constraints.txt $(NATIVE) $(MODULES)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve chat doctor model test test-all sanitize bench-peers bench-kv lint format env clean
+.PHONY: help serve chat doctor model test test-all sanitize bench-peers bench-kv verify lint format env clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench-peers: .venv/installed-dev model ## Measure beside llama.cpp and OpenVINO,
 bench-kv: .venv/installed-dev model ## Measure the KV codecs: loss and bits, then speed, beside llama.cpp's caches; ARGS="--quick"
 	$(BIN)/python bench/kv_quality.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 	$(BIN)/python bench/kv_speed.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+verify: .venv/installed-dev model ## Verify Pitstop, four minutes, into docs/verify; ARGS="--against llama.cpp" with its server beside it
+	$(BIN)/python bench/verify.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 lint: .venv/installed-dev ## Check style
 	$(BIN)/ruff check .

@@ -27,20 +27,31 @@ class Stream:
     tokens: int
 
 
-@contextmanager
-def server(model: str, options: list[str]) -> Iterator[int]:
-    """A server without a prefix cache, as model "bench", on a free port: the port."""
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "pitstop.cli", "serve", model, "--port", str(port), "--model-name", "bench", "--no-prefix-cache"]
-    process = subprocess.Popen([*command, "--log-level", "warning", *options], stdout=subprocess.DEVNULL)
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def running(command: list[str], ready: str) -> Iterator[subprocess.Popen]:
+    """A server process once the URL `ready` answers 200; ended with the context. Exits, saying so, when it does not come up."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        _wait(process, f"http://127.0.0.1:{port}/readyz")
-        yield port
+        _wait(process, ready)
+        yield process
     finally:
         process.terminate()
         process.wait(60)
+
+
+@contextmanager
+def server(model: str, options: list[str]) -> Iterator[int]:
+    """A server without a prefix cache, as model "bench", on a free port: the port."""
+    port = free_port()
+    command = [sys.executable, "-m", "pitstop.cli", "serve", model, "--port", str(port), "--model-name", "bench", "--no-prefix-cache"]
+    with running([*command, "--log-level", "warning", *options], f"http://127.0.0.1:{port}/readyz"):
+        yield port
 
 
 def _wait(process: subprocess.Popen, url: str) -> None:
@@ -49,7 +60,7 @@ def _wait(process: subprocess.Popen, url: str) -> None:
         if process.poll() is not None:
             sys.exit(f"the server ended with status {process.returncode}")
         try:
-            if httpx.get(url).status_code == 200:
+            if httpx.get(url, trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:
             pass

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import toy_gguf
 import typer
+from servers import fake_server
 
 import pitstop.cli
 from pitstop.config import ServerConfig
@@ -42,7 +43,16 @@ def matching(pattern: str) -> list[str]:
 
 PITSTOP = r"\.venv/bin/pitstop "
 LOCAL = PITSTOP + r"(.*--help|models list|doctor)$"
-KINDS = (r"sudo apt install ", r"make ", LOCAL, PITSTOP + "generate ", PITSTOP + "chat --url ", r"curl ", PITSTOP + "kv-report")
+KINDS = (
+    r"sudo apt install ",
+    r"make ",
+    LOCAL,
+    PITSTOP + "generate ",
+    PITSTOP + "chat --url ",
+    r"curl ",
+    PITSTOP + "kv-report",
+    PITSTOP + "verify ",
+)
 
 
 def own_process(command: str) -> list[str]:
@@ -115,7 +125,7 @@ def test_make(command: str) -> None:
     words = shlex.split(command)
     printed = run([words[0], "-n", *words[1:]])
     target = words[1]
-    assert ("pytest" if target == "test" else f"pitstop {target}") in printed
+    assert {"test": "pytest", "verify": "bench/verify.py"}.get(target, f"pitstop {target}") in printed
 
 
 @pytest.mark.parametrize("command", matching(r"make serve .*ARGS="))
@@ -201,6 +211,31 @@ def test_kv_report(command: str, environment: dict[str, str]) -> None:
         section = page.read_text(encoding="utf-8").partition(command)[2].partition("\n## ")[0]
         for codec in ("int8", "int4"):
             assert f"{bits[codec]} {unit}" in section, f"{page.name}: {codec} takes {bits[codec]} bits"
+
+
+SHORT_VERIFY = """
+import sys
+import pitstop.cli
+from pitstop.verify import suite
+
+suite.QUICK = suite.Lengths(load=2, soak=10, rate=2)
+sys.argv = ["pitstop", *sys.argv[1:]]
+pitstop.cli.main()
+"""
+
+
+def test_verify(tmp_path: Path) -> None:
+    """The commands in their order, with little load, against the front without a model: the page is there, whatever the verdict is."""
+    with fake_server() as server:
+        for command in matching(KINDS[7]):
+            words = shlex.split(command.replace("http://127.0.0.1:8000", server.url))[1:]
+            done = subprocess.run(
+                [sys.executable, "-c", SHORT_VERIFY, *words], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+            )
+            assert re.search(r"^(PASS|FAIL)$", done.stdout, re.MULTILINE)[0] == ("FAIL" if done.returncode else "PASS"), done.stderr
+    assert {path.name for path in (tmp_path / "verify-report").iterdir()} == {"report.html", "report.json", "junit.xml", "again.html"}
+    for tier in ("functional", "load", "soak"):
+        assert f'id="{tier}"' in (tmp_path / "verify-report" / "again.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.model

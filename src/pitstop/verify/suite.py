@@ -27,7 +27,7 @@ class Lengths:
 
 
 WHOLE = Lengths(load=60, soak=120, rate=2)
-QUICK = Lengths(load=20, soak=30, rate=2)
+QUICK = Lengths(load=20, soak=90, rate=2)
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,14 @@ def test_files_read_back_and_render_the_same(made: Report, tmp_path: Path) -> No
     assert len(failures) == sum(len(outcome.failures) for outcome in made.outcomes)
 
 
+def test_what_was_not_judged_is_skipped_in_junit_and_marked_on_the_page(tmp_path: Path) -> None:
+    made = assemble(["pitstop"], [outcome(checks=[check(), check("load.b", reason="unsupported: no tools")])])
+    html, _, junit = write(made, tmp_path)
+    [skipped] = ET.parse(junit).iter("skipped")
+    assert skipped.get("message") == "unsupported: no tools"
+    assert "– not judged" in html.read_text(encoding="utf-8")
+
+
 def test_nothing_names_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     target = OURS | {"url": "http://user:secret@host:8000"}

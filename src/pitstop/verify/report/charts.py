@@ -91,10 +91,11 @@ def draw(plot: Plot, number: int, frame: Plot | None = None) -> Chart:
             _series(axes, plot, place, xs, ys)
         _fit(axes, frame or plot)
         beyond = _limits(axes, plot)
-        axes.set(xlabel=_short(plot.x_label), ylabel=_short(plot.y_label))
+        axes.set_xlabel(_short(plot.x_label))
+        axes.set_title(_short(plot.y_label), loc="left", x=-0.02, fontsize=11, color=FAINT)
         _ticks(axes, plot)
         svg = _svg(figure, plot.title, f"c{number}")
-    if len(keys) == 1 and keys[0].name in ("", plot.title, plot.y_label):
+    if len(keys) == 1 and keys[0].name.casefold() in ("", plot.title.casefold(), plot.y_label.casefold()):
         keys = []
     return Chart(plot.title, svg, keys + [Key(f"{name} lies outside", _swatch("limit", 0)) for name in beyond])
 
@@ -187,7 +188,8 @@ def _ticks(axes: Axes, plot: Plot) -> None:
     plain = FuncFormatter(lambda value, _: f"{value:,.10g}" if abs(value) < 1e6 or value == 0 else f"{value:.3g}".replace("e+0", "e"))
     axes.yaxis.set_major_formatter(plain)
     axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    whole = all(float(y).is_integer() for series in plot.series for y in series.y if _drawable(y))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=whole))
     if plot.log_x:
         low, high = axes.get_xlim()
         subs = (1, 2, 5) if high / low < 300 else (1,)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from pitstop.verify.outcome import Report
+from pitstop.verify.report.rows import UNJUDGED
 
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold, not even escaped; servers send it."""
 
 
 def render(report: Report) -> bytes:
-    from junitparser import Failure, JUnitXml, TestCase, TestSuite
+    from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
     xml = JUnitXml("pitstop verify")
     for outcome in report.outcomes:
@@ -22,6 +23,8 @@ def render(report: Report) -> bytes:
                 failure = Failure(_clean(check.reason))
                 failure.text = _clean(check.reason)
                 case.result = [failure]
+            elif check.reason.startswith(UNJUDGED):
+                case.result = [Skipped(_clean(check.reason))]
             suite.add_testcase(case)
         suite.time = outcome.seconds
         xml.add_testsuite(suite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ QUESTIONS = {
 }
 REASONS = 8
 """So many reasons at the top; the rest stand in their tier's section."""
+OPEN_ROWS, OPEN_CHARACTERS = 24, 1000
 OVERLAID = 4
 """Lines of several targets share one chart up to so many."""
 NUMBER = re.compile(r"[-−+<≤≥]?\s?\d|[–-]$|nan")
@@ -75,6 +77,7 @@ def render(report: Report) -> str:
         checks=sum(len(outcome.checks) for outcome in report.judged),
         reasons=REASONS,
         numeric=_numeric,
+        folded=_folded,
         why=why,
         limits=[(tier, limit_rows([run.outcome for run in tier.runs])) for tier in tiers],
         tiers=tiers,
@@ -144,6 +147,11 @@ def _by_title(tables: Iterable[tuple[str, Table]]) -> list[list[tuple[str, Table
     for label, table in tables:
         groups.setdefault(table.title, []).append((label, table))
     return list(groups.values())
+
+
+def _folded(group: list[tuple[str, Table]]) -> bool:
+    """Long tables are opened by who wants them."""
+    return any(len(table.rows) > OPEN_ROWS or sum(map(len, itertools.chain(*table.rows))) > OPEN_CHARACTERS for _, table in group)
 
 
 def _numeric(table: Table) -> list[Markup]:

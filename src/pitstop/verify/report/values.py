@@ -12,6 +12,9 @@ UNITS = {
     "_kl_p999": " nats",
     "_s": " s",
     ".client": " ms",
+    ".memory": " KiB a request",
+    ".handles": " an hour",
+    ".threads": " an hour",
 }
 RELATIVE = ("perplexity_rise", "length_drift", "prefix_cache")
 
