@@ -31,7 +31,9 @@ def verify_all(
     quick: Annotated[bool, typer.Option("--quick", help="Shorter load and soak: a first look, no proof.")] = False,
     rate: Annotated[float | None, typer.Option(min=0.01, max=10_000, help="Requests a second in the load tier; by default 2.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, prompts and order.")] = 0,
-    pid: Annotated[int | None, typer.Option(min=1, help="The server's process here, if its /metrics tell nothing of memory.")] = None,
+    pid: Annotated[
+        int | None, typer.Option(min=1, help="The server's main process; by default who listens on the port, when that is here.")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where report.html, report.json and junit.xml are written.")] = Path(
         "verify-report"
     ),

@@ -41,7 +41,7 @@ class Stage:
 
 
 def stages(target: Target, limits: SLO, lengths: Lengths, seed: int, pid: int | None = None) -> list[Stage]:
-    """Functional, load and soak of one server. pid: its process, where it is on this machine and its /metrics do not tell of memory."""
+    """Functional, load and soak of one server. pid: its main process, where the soak cannot find it."""
 
     def functional(show: Show) -> Outcome:
         from pitstop.verify import functional

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import outcomes
 import pytest
+import typer
 from servers import Server, fake_server
 
 import pitstop.cli
@@ -214,6 +215,13 @@ def test_wrong_usage_says_what_to_do(
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", *arguments) == 0
     assert "Usage: pitstop verify" in capsys.readouterr().out
+
+
+def test_every_verb_and_option_has_a_help_text() -> None:
+    for name, verb in typer.main.get_command(pitstop.cli.app).commands["verify"].commands.items():
+        assert verb.help, name
+        for parameter in verb.params:
+            assert parameter.help, f"{name} {parameter.name}"
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
