@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine.protocol import Ready
@@ -135,7 +136,7 @@ def listen(host: str, port: int) -> socket.socket:
 def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=_Connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -144,6 +145,15 @@ def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:
         timeout_keep_alive=int(config.keep_alive),
         timeout_graceful_shutdown=_CLOSE_TIMEOUT,
     )
+
+
+class _Connection(HttpToolsProtocol):
+    def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn leaves the keep-alive timer of a connection that was reset, and so all that its last request held, until it is due."""
+        super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
 
 
 class _Server(uvicorn.Server):

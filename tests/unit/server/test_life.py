@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import importlib
 import json
 import os
 import signal
@@ -9,7 +12,9 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -122,6 +127,28 @@ def test_an_answer_does_not_wait_for_an_acknowledgement():
 
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("error", [None, ConnectionResetError()])
+def test_a_lost_connection_is_not_kept_until_its_keep_alive_is_over(error: Exception | None):
+    from uvicorn.server import ServerState
+
+    from pitstop.config import ServerConfig
+    from pitstop.server import run
+
+    async def connect_and_lose() -> tuple[weakref.ref, asyncio.TimerHandle]:
+        config = importlib.import_module(run.__module__)._uvicorn_config(None, ServerConfig("toy", keep_alive=75))
+        config.load()
+        protocol = config.http_protocol_class(config, ServerState(), {})
+        protocol.transport = SimpleNamespace(close=lambda: None)
+        timer = protocol.timeout_keep_alive_task = asyncio.get_running_loop().call_later(75, protocol.timeout_keep_alive_handler)
+        protocol.connection_lost(error)
+        return weakref.ref(protocol), timer
+
+    lost, timer = asyncio.run(connect_and_lose())
+    assert timer.cancelled()
+    gc.collect()
+    assert lost() is None
 
 
 def test_case_27_sigterm_drains():
