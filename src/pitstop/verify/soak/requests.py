@@ -98,6 +98,6 @@ def canary(which: int, model: str, logprobs: bool) -> Ask:
 def crowd(seed: int, number: int, model: str, context: int) -> Ask:
     """A long answer that nobody will wait for."""
     rng = random.Random(f"{seed}/{number}")
-    text = f"({number}) {rng.choice(_QUESTIONS).format(rng.choice(_SUBJECTS))} {' '.join(rng.choices(_ASIDES, k=min(16, context // 256)))}"
+    text = f"({number}) {rng.choice(_QUESTIONS).format(rng.choice(_SUBJECTS))} {' '.join(rng.choices(_ASIDES, k=min(4, context // 256)))}"
     fields = {"model": model, "prompt": text, "max_tokens": min(200, context // 4), "stream": True}
     return Ask("abort after first", "/v1/completions", json.dumps(fields).encode())

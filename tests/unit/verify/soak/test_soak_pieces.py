@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from typer.testing import CliRunner
 
-from pitstop.errors import ConfigError, TargetError
+from pitstop.cli import app
+from pitstop.errors import ConfigError, PitstopError, TargetError
 from pitstop.verify.soak import exposition, processes, record
 from pitstop.verify.soak.plan import Plan
 from pitstop.verify.soak.record import Header, Sample
@@ -150,3 +152,20 @@ def test_whose_memory_is_followed(monkeypatch: pytest.MonkeyPatch):
         assert processes.find(url, None).root.pid == os.getpid()
         monkeypatch.setattr(processes, "FORWARDERS", {psutil.Process().name()})
         assert "for somebody else; name the server's process by --pid" in processes.find(url, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--hours", "1", "--seconds", "9"], "give --hours or --seconds, not both"),
+        (["--resume", "x.jsonl", "--seed", "3"], "leave out --seed"),
+        (["--resume", "x.jsonl", "--state", "y.jsonl"], "leave out --state"),
+        (["--seconds", "-5"], "a second to a year"),
+        (["--slo", "none.yaml"], "none.yaml: No such file"),
+        ([], "http://127.0.0.1:1 does not answer"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_honour(options: list[str], says: str):
+    result = CliRunner().invoke(app, ["verify", "soak", "http://127.0.0.1:1", *options])
+    assert isinstance(result.exception, PitstopError)
+    assert says in str(result.exception)
