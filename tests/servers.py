@@ -110,6 +110,14 @@ def assert_books_balance(server: Server) -> None:
     assert values["pitstop_requests_accepted_total"] == finished + in_flight
 
 
+def gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def until(condition: Callable[[], bool], seconds: float) -> None:
     """Poll until it holds; AssertionError when it does not within the time."""
     end = time.monotonic() + seconds

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from pitstop import __version__
 from pitstop.errors import PitstopError
-from pitstop.server import chat, completions, health, models, tokens
+from pitstop.server import chat, completions, drain, health, models, tokens
 from pitstop.server.errors import Refused, answer_error
 from pitstop.server.gate import Gate, authorize, authorize_admin, take_slot
 from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -45,7 +45,7 @@ def create_app(service: Service) -> FastAPI:
     """The app around `service`. It answers /livez at once, and the rest of it when the service has been opened."""
     app = FastAPI(title="Pitstop", version=__version__, summary="OpenAI-compatible serving of one language model.", redirect_slashes=False)
     app.state.service = service
-    app.add_middleware(Gate, metrics=service.metrics)
+    app.add_middleware(Gate, service=service)
     for kind in (PitstopError, Refused, HTTPException):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientDisconnect, _nobody_waits)
@@ -76,6 +76,7 @@ def create_app(service: Service) -> FastAPI:
         guarded = {"dependencies": [Depends(bearer), Depends(authorize_admin)]} if service.config.admin_key else keyed
         errors = "400 401 404 408 413 415 429 500 503 504"
         route("/admin/score", Scoring().score, None, errors, ScoreRequest, response_class=ScoreAnswer, **guarded, methods=["POST"])
+        route("/admin/drain", drain.drain, shapes.Status, "401", status_code=202, **guarded, methods=["POST"])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

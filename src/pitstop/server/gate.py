@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pitstop.server.errors import describe
 from pitstop.server.keys import match
-from pitstop.server.metrics import Metrics
-from pitstop.server.service import service_of
+from pitstop.server.service import Service, service_of
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +24,12 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class Gate:
     """ASGI middleware, and the last net under everything.
 
-    X-Request-Id is taken from the request if it is 1 to 128 visible ASCII characters, else made, and echoed back."""
+    X-Request-Id is taken from the request if it is 1 to 128 visible ASCII characters, else made, and echoed back. When the server
+    stops, answers ask for the connection's end: the client's next request goes elsewhere."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._metrics = metrics
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,8 +44,11 @@ class Gate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-                self._metrics.response(getattr(scope.get("route"), "path", "other"), message["status"])
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if self._service.stopping.is_set():
+                    headers["Connection"] = "close"
+                self._service.metrics.response(getattr(scope.get("route"), "path", "other"), message["status"])
             await send(message)
 
         try:

@@ -40,7 +40,7 @@ def run(
     """Serve until SIGTERM or SIGINT; 0 after a clean stop.
 
     The port is bound first: while the model loads, /livez answers and /readyz says 503. `on_ready` is called when requests are taken.
-    The first signal drains: readiness 503, no new requests, streams finish. A second one stops at once.
+    The first signal drains, as POST /admin/drain does: readiness 503, no new requests, streams finish. A second one stops at once.
     Raises ConfigError (port in use, the worker's reason not to start), WeightsError or Unsupported.
     """
     return uvloop.run(Runner(server, pool, engine, first=first).run(lambda: open_texts(engine.model), on_ready))
@@ -71,7 +71,7 @@ class Runner:
         self._first = first
         self._service = Service(server)
         self._pool: Pool | None = None
-        self._stop = asyncio.Event()
+        self._signals = 0
 
     async def run(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None = None) -> int:
         """texts: opens the model's texts, on a thread."""
@@ -80,7 +80,7 @@ class Runner:
         log.info("listening on http://%s:%d", self._config.host, self.port)
         self._web = _Server(_uvicorn_config(create_app(self._service), self._config))
         serving = asyncio.create_task(self._web.serve([listener]))
-        stopping = asyncio.create_task(self._stop.wait())
+        stopping = asyncio.create_task(self._service.stopping.wait())
         loading = asyncio.create_task(self._load(texts, on_ready))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,14 +110,15 @@ class Runner:
             on_ready(facts)
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
+        self._signals += 1
+        if self._signals > 1:  # not one that follows POST /admin/drain, as a supervisor's does
             log.warning("stopping at once")
             self._web.force_exit = True
             if self._pool is not None:
                 self._pool.kill()
         else:
             log.info("draining: no new requests; a second signal stops at once")
-            self._stop.set()
+            self._service.stopping.set()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -40,6 +40,8 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name, lambda: self._pool)
         self.keys = Keys(config.api_keys, config.max_per_key, self.metrics.rejected)
+        self.stopping = asyncio.Event()
+        """Set once: no new requests from then on. A signal or POST /admin/drain sets it."""
         self._texts: Texts | None = None
         self._pool: Pool | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "door")
@@ -50,7 +52,8 @@ class Service:
     @property
     def state(self) -> str:
         """loading, ready, restarting, draining or stopped."""
-        return self._pool.state if self._pool is not None else "loading"
+        state = self._pool.state if self._pool is not None else "loading"
+        return "draining" if self.stopping.is_set() and state != "stopped" else state
 
     @property
     def context(self) -> int | None:
