@@ -125,8 +125,15 @@ class _Verdict:
         elif low > limit:
             reason = f"it grows: {between}"
         else:
-            reason = f"too short to tell: {between}; soak longer or send more"
+            reason = f"too short to tell: {between}; {self._longer(high - found.value / unit, limit - found.value / unit)}"
         return Check(name=f"soak.{name}", passed=high <= limit, reason=reason, value=high, limit=limit)
+
+    def _longer(self, half: float, room: float) -> str:
+        """What a longer soak would need: with as many rounds, longer each, an interval shrinks as the time grows."""
+        if room <= 0:
+            return "soak longer"
+        needed = self._samples[-1].seconds * half / room
+        return f"soak about {needed / HOUR:.1f} hours" if needed > HOUR else f"soak about {needed / 60:.0f} minutes"
 
     def _counted(self, name: str, count: int, limit: int | None, sources: tuple[str, ...]) -> Check | None:
         if limit is None or not any(source in self._record.header.followed for source in sources):
