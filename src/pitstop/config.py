@@ -30,7 +30,8 @@ class EngineConfig:
     device: str = "auto"  # auto, cpu, cuda
     backend: str = "auto"  # auto, cpu (native kernels), ref (plain torch)
     activations: str = "exact"  # what quantised weights are multiplied by: exact (int16), int16, int8, fp32
-    threads: int = 0  # 0: as many as this process may use
+    threads: int = 0  # 0: as many as this process may use, divided by `workers`
+    workers: int = 1  # that share this machine: what is free is divided by it
     prefill_chunk: int = 512
     max_running: int = 32
     ageing: float = 10.0  # seconds of waiting that are worth one step of priority
@@ -45,6 +46,7 @@ class PoolConfig:
     max_waiting_tokens: int = 1 << 17  # prompt tokens of these
     start_timeout: float = 300.0
     stop_timeout: float = 30.0  # how long a drain may take
+    workers: int = 1
     restart_backoff: float = 0.5  # doubles with each crash in a row, up to 30 s
     hang_floor: float = 2.0  # a worker with work that is silent for less is never taken for hung
 
@@ -128,6 +130,7 @@ def resolve(config: EngineConfig, *, model_context: int, cuda: bool, free_memory
     context = config.kv.context or model_context
     if not 0 < context <= model_context:
         raise ConfigError(f"--context {context}: this model's context is {model_context} tokens")
-    memory = config.kv.memory or min(free_memory // 4, 4 << 30)
+    memory = config.kv.memory or min(free_memory // 4, 4 << 30) // config.workers
+    threads = config.threads or max(1, usable_cores() // config.workers)
     kv = replace(config.kv, context=context, memory=memory)
-    return replace(config, device=device, threads=config.threads or usable_cores(), kv=kv)
+    return replace(config, device=device, threads=threads, kv=kv)

@@ -40,6 +40,9 @@ def serve(
     backend: Backend = _ENGINE.backend,
     activations: Activations = _ENGINE.activations,
     threads: Threads = _ENGINE.threads,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Worker processes, each with the model; --threads and --kv-memory are each one's.")
+    ] = _POOL.workers,
     context: Context = _KV.context,
     kv: KVCodec = _KV.codec,
     kv_memory: KVMemory = _KV.memory,
@@ -102,7 +105,7 @@ def serve(
     first = spawn()  # before the server's own imports: both take a second
     from pitstop.server import run
 
-    pool = PoolConfig(max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens, stop_timeout=drain_timeout)
+    pool = PoolConfig(max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens, stop_timeout=drain_timeout, workers=workers)
     raise typer.Exit(run(server, pool, engine, lambda facts: print(announcement(server, facts), flush=True), first))
 
 

@@ -49,7 +49,14 @@ class Entry:
     cached_tokens: int | None = None  # as the first worker said
     deaths: int = 0  # of workers that were running it
     crashes: int = 0  # those deaths that came from within
+    computed: bool = False  # its prompt, by the worker that it has now
     paused_at: float | None = None  # monotonic; when its worker died, until the next token comes
+
+    @property
+    def outstanding(self) -> int:
+        """Tokens that are still to be computed for it at most."""
+        prompt = 0 if self.computed else len(self.request.prompt) + len(self.emitted)
+        return prompt + self.request.params.max_tokens - len(self.emitted)
 
     def continuation(self) -> Request:
         """The request as a worker gets it: with what is answered already."""
@@ -133,6 +140,7 @@ class Journal:
         if entry.last_token_at is None:
             self._leave_queue(entry, now)
         entry.last_token_at = now
+        entry.computed = True
         entry.emitted += tokens
 
     def end(self, entry: Entry, reason: FinishReason, now: float) -> None:

@@ -53,7 +53,8 @@ class Member:
     """A place in the pool that is filled by one worker process at a time, all of one config.
 
     starting: no worker is ready, one will be. ready. retiring: ends when its last request has. dead: has ended, and will not come back.
-    `facts` is what the latest worker reported when it became ready. `routed`: new requests come here; the pool's to set.
+    `facts` is what the latest worker reported when it became ready. The pool's to set: `routed`, new requests come here; `position`, by
+    which the router knows it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Member:
         self.config = engine
         self.facts: Ready | None = None
         self.routed = False
+        self.position = number
         self.entries: dict[str, Entry] = {}
         self.gone = asyncio.Event()
         """Set once the member is dead and its process has ended."""
@@ -120,6 +122,11 @@ class Member:
         return config.model, config.device, config.backend, config.activations, config.kv.codec
 
     @property
+    def load(self) -> int:
+        """Tokens that are still to be computed for its requests at most."""
+        return sum(entry.outstanding for entry in self.entries.values())
+
+    @property
     def crashed(self) -> bool:
         """Whether the worker that has ended did so by its own fault."""
         return self._worker.crashed
@@ -157,6 +164,7 @@ class Member:
         self._hear_if_idle()
         request_id = entry.request.id
         entry.member = self
+        entry.computed = False
         if not entry.emitted:
             entry.numerics = self.numerics
         self.entries[request_id] = entry

@@ -7,12 +7,17 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
 
 from pitstop.config import EngineConfig, PoolConfig
 from pitstop.engine.protocol import Ready, Stats, Step
-from pitstop.errors import DeadlineExceeded, PitstopError, Quarantined, Unavailable, WorkerDied
+from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable
 from pitstop.pool import gauges
+from pitstop.pool.dispatch import Dispatch
 from pitstop.pool.door import Place
+from pitstop.pool.facts import memory_note, together
 from pitstop.pool.gauges import Gauges, Observer, State
 from pitstop.pool.journal import Entry, Journal
 from pitstop.pool.member import Member
@@ -27,12 +32,6 @@ log = logging.getLogger(__name__)
 
 DEADLINE_GRACE = 2.0
 """Seconds that the engine gets to end a request whose time is up, before the front does it."""
-
-MAX_ATTEMPTS = 3
-"""Workers that may die while they run a request, whatever killed them."""
-
-MAX_CRASHES = 2
-"""Those of them that may die by their own fault: then the request is the suspect."""
 
 
 class Pool:
@@ -62,7 +61,7 @@ class Pool:
         self._numbers = itertools.count()
         self._phase: State = "loading"  # "ready" from the end of the start on, whatever becomes of the workers
         self._facts: Ready | None = None
-        self._paused: dict[str, Entry] = {}  # in flight, without a worker
+        self._dispatch = Dispatch(self.journal, self.members)
         self._idle = asyncio.Event()  # nothing is in flight
         self._watchdog: asyncio.Task[None] | None = None
         self._past = Stats()
@@ -71,33 +70,38 @@ class Pool:
     @property
     def state(self) -> State:
         """ready: new requests are taken. restarting: no worker is there; what was accepted waits for one."""
-        if self._phase == "ready" and not self._open_members():
+        if self._phase == "ready" and not self._dispatch.open_members():
             return "restarting"
         return self._phase
 
     @property
     def facts(self) -> Ready | None:
-        """What the worker that gets new requests reported, or the last one that did; None before the first was ready."""
-        members = self._open_members()
+        """What the workers that get new requests reported, together, or the last ones that did; None before the first was ready."""
+        members = self._dispatch.open_members()
         if members:
-            self._facts = members[0].facts
+            self._facts = together(members)
         return self._facts
 
     async def start(self) -> Ready:
-        """Start the first worker and wait until it is ready.
+        """Start the first workers and wait until they are ready.
 
-        Raises ConfigError with the worker's own message when it cannot start, or when it takes longer than `start_timeout`.
+        Raises ConfigError with a worker's own message when it cannot start, or when it takes longer than `start_timeout`.
         """
         try:
-            member = self.add_member(self._engine, self._first)
-            await member.ready()
-            self.promote(member)
+            engine = replace(self._engine, workers=self.config.workers)
+            members = [self.add_member(engine, self._first if number == 0 else None) for number in range(self.config.workers)]
+            await asyncio.gather(*(member.ready() for member in members))
+            for member in members:
+                self.promote(member)
             self._watchdog = asyncio.create_task(self._watch(), name="pool-watchdog")
         except BaseException:
             self._phase = "stopped"
             await self.close()
             raise
-        return self.facts
+        if len(members) == 1:
+            return self.facts
+        note = await asyncio.to_thread(memory_note, members)
+        return msgspec.structs.replace(self.facts, notes=[*self.facts.notes, note])
 
     # Members
 
@@ -110,10 +114,15 @@ class Pool:
         self.members.append(member)
         return member
 
-    def promote(self, member: Member) -> None:
-        """Send new requests to a ready member, too. Raises Unavailable when it is not ready."""
+    def promote(self, member: Member, replacing: Member | None = None) -> None:
+        """Send new requests to a ready member, too. Raises Unavailable when it is not ready.
+
+        replacing: the member that will be retired for it: what is known of its prefixes then leads to the new one.
+        """
         if member.life != "ready":
             raise Unavailable(f"worker {member.number} is {member.life}")
+        if replacing is not None:
+            member.position, replacing.position = replacing.position, member.position
         member.routed = True
         if self._phase == "loading":
             self._phase = "ready"
@@ -125,12 +134,16 @@ class Pool:
     async def probe(self, prompt: list[int], max_tokens: int, timeout: float, member: Member | None = None) -> list[int]:
         """`Member.probe` of `member`, or of the one with the oldest step among those that take requests."""
         if member is None:
-            members = self._open_members()
+            members = self._dispatch.open_members()
             if not members:
                 raise Unavailable(_WHY.get(self.state, "no worker is ready"))
             now = time.monotonic()
             member = max(members, key=lambda candidate: candidate.last_step_age(now) or 0.0)
         return await member.probe(prompt, max_tokens, timeout)
+
+    def hot_prompts(self, count: int) -> list[list[int]]:
+        """Tokens of the prompt beginnings used last, to be replayed into a new member before it is promoted."""
+        return self._dispatch.router.prefixes.hot(count)
 
     def last_step_age(self) -> float | None:
         """Seconds since the last step of a member that has work (since it has work, if that is later): the oldest; None without work."""
@@ -176,36 +189,9 @@ class Pool:
         for request in requests:
             entry = Entry(request, stream, TextStream(self.tokenizer, request.params.stop, request.params.min_tokens))
             self.journal.add(entry)
-            self._run(entry)
-        return stream
-
-    def _run(self, entry: Entry) -> None:
-        """Hand a choice to a member, or let it wait for one."""
-        member = self._choose(entry)
-        if member is None:
-            self._paused[entry.request.id] = entry
             self._arm(entry)
-            return
-        self._paused.pop(entry.request.id, None)
-        if entry.paused_at is not None:
-            self.journal.resumed += 1
-        self._arm(entry)
-        member.submit(entry)
-
-    def _choose(self, entry: Entry) -> Member | None:
-        """Who runs a choice; None: nobody yet. An answer that has begun goes on by the same arithmetic, as long as anybody has it."""
-        members = self._open_members()
-        if entry.emitted:
-            equal = [
-                member for member in self.members if member.numerics == entry.numerics and (member.routed or member.life == "retiring")
-            ]
-            if equal:
-                members = sorted((member for member in equal if member.up), key=lambda member: not member.routed)
-        return members[0] if members else None
-
-    def _open_members(self) -> list[Member]:
-        """Those that new requests may go to."""
-        return [member for member in self.members if member.routed and member.up]
+            self._dispatch.run(entry)
+        return stream
 
     def _arm(self, entry: Entry, grace: float = 0.0) -> None:
         """Set the clock that ends a choice `grace` seconds after its deadline."""
@@ -259,36 +245,21 @@ class Pool:
     # What members tell
 
     def on_ready(self, member: Member) -> None:
-        for entry in list(self.journal.entries.values()):  # in the order of acceptance
-            if entry.request.id in self._paused:
-                self._run(entry)
+        for entry in self._dispatch.waiting():
+            self._dispatch.run(entry)
 
     def on_death(self, member: Member, entries: list[Entry]) -> None:
         """What the worker ran goes on elsewhere or waits, except what seems to be the cause or has had its attempts."""
-        now = time.monotonic()
-        for entry in entries:
-            if entry.stage == "running":
-                entry.deaths += 1
-                entry.crashes += member.crashed
-                self.journal.move(entry, "queued")
-            if entry.paused_at is None:
-                entry.paused_at = now
+        self._dispatch.bury(member, entries)
         for entry in entries:
             if entry.request.id not in self.journal.entries:
                 continue  # it went with another choice of its request
-            if error := self._verdict(entry):
+            error = Unavailable(_CUT_OFF) if self._phase == "stopped" else self._dispatch.verdict(entry)
+            if error is None:
+                self._dispatch.run(entry)
+            else:
                 log.error("request %s: %s", entry.request.id, error)
                 self._fail(entry.stream, "error", error)
-            else:
-                self._run(entry)
-
-    def _verdict(self, entry: Entry) -> PitstopError | None:
-        """Why a choice whose worker died is not tried again, if so. Those that only waited there are innocent."""
-        if entry.crashes >= MAX_CRASHES:
-            return Quarantined(f"Workers crashed {entry.crashes} times while they ran {entry.request.id}; it is not tried again.")
-        if entry.deaths >= MAX_ATTEMPTS:
-            return WorkerDied(f"{entry.deaths} workers that ran {entry.request.id} were killed, one after the other; try again.")
-        return WorkerDied(_CUT_OFF) if self._phase == "stopped" else None
 
     def on_gone(self, member: Member) -> None:
         self.members.remove(member)
@@ -299,7 +270,7 @@ class Pool:
         if self._phase == "stopped":
             return False
         if member.life == "retiring":  # those that have begun there may need its arithmetic
-            return any(entry.emitted and entry.numerics == member.numerics for entry in self._paused.values())
+            return self._dispatch.wait_for(member)
         return member.routed and (self._phase != "draining" or bool(self.journal.entries))
 
     def on_step(self, member: Member, step: Step, deltas: list[Delta]) -> None:
@@ -325,6 +296,8 @@ class Pool:
             if self._observer is not None:
                 self._observer.resumed(now - entry.paused_at)
             entry.paused_at = None
+        if entry.crashes and delta.tokens:
+            self._dispatch.acquit(entry)
         if entry.cached_tokens is None:
             entry.cached_tokens = delta.cached_tokens
         delta = delta._replace(cached_tokens=entry.cached_tokens)
@@ -341,7 +314,7 @@ class Pool:
         """cancel: the worker, if one runs it, has to be told."""
         now = time.monotonic()
         self.journal.end(entry, reason, now)
-        self._paused.pop(entry.request.id, None)
+        self._dispatch.forget(entry)
         if entry.member is not None:
             entry.member.drop(entry, cancel)
         if self._observer is not None:

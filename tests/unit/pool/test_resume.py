@@ -159,11 +159,35 @@ async def test_an_answer_whose_workers_are_killed_has_three_attempts():
 
 
 @run
-async def test_a_neighbour_of_a_crash_goes_on():
+async def test_neighbours_of_one_that_crashes_workers_go_on_and_are_not_punished():
     async with running_pool() as pool:
-        bad, good = ask(pool, "count #slow 2##crash 5##upto 1#", max_tokens=20), ask(pool, "count #slow 2#", max_tokens=80)
-        assert await answer(bad) == (COUNT[:20], "length")
-        assert await answer(good) == (COUNT[:80], "length")
+        bad = ask(pool, "count #slow 2##crash 5#", max_tokens=20)
+        good = [ask(pool, "count #slow 2#", max_tokens=80) for _ in range(5)]
+        ends = [asyncio.create_task(answer(stream)) for stream in good]
+        with pytest.raises(Quarantined):
+            await answer(bad)
+        assert [await end for end in ends] == [(COUNT[:80], "length")] * 5
+        assert pool.gauges().restarts == 2
+
+
+@run
+async def test_two_that_crash_workers_are_found_one_after_the_other():
+    async with running_pool() as pool:
+        bad = [ask(pool, f"count #slow 2##crash {tokens}#", max_tokens=20) for tokens in (5, 6)]
+        good = [asyncio.create_task(answer(ask(pool, "count #slow 2#", max_tokens=80))) for _ in range(2)]
+        for stream in bad:
+            with pytest.raises(Quarantined):
+                await answer(stream)
+        assert [await end for end in good] == [(COUNT[:80], "length")] * 2
+
+
+@run
+async def test_a_suspect_that_goes_away_lets_the_next_one_try():
+    async with running_pool() as pool:
+        suspects = [ask(pool, "count #slow 2##crash 5##upto 1#", max_tokens=20), ask(pool, "count #slow 2#", max_tokens=20)]
+        await until(lambda: pool.state == "restarting")
+        suspects[0].cancel()
+        assert await answer(suspects[1]) == (COUNT[:20], "length")
 
 
 @run
@@ -185,7 +209,7 @@ async def test_a_stop_in_a_hurry_resumes_nothing():
         stream = ask(pool, "count #slow 5#", max_tokens=400)
         await anext(stream)
         pool.kill()
-        with pytest.raises(WorkerDied):
+        with pytest.raises(Unavailable, match="server stopped"):
             await answer(stream)
         assert pool.state == "stopped"
 
