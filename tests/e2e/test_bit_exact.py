@@ -17,7 +17,7 @@ from pitstop.engine.graphs import DecodeGraphs
 from pitstop.engine.llm import RequestOutput
 from pitstop.kv.capacity import page_bytes, stream_pages, tail_bytes
 from pitstop.kv.prefix import Node
-from pitstop.models import llama
+from pitstop.models import decoder
 from pitstop.ops import dispatch
 from pitstop.types import KVShape, Request
 
@@ -254,7 +254,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
     from pitstop.codecs.segmented import Segmented
 
     monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)  # a graph would refuse the plant: it is made of torch calls
-    exact_linear, exact_attend = llama.linear, Segmented.attend
+    exact_linear, exact_attend = decoder.linear, Segmented.attend
     if fault == "linear":
 
         def planted(x, weight):
@@ -264,7 +264,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
             half[:, ::2] = 0
             return exact_linear(half, weight) + exact_linear(x - half, weight)
 
-        monkeypatch.setattr(llama, "linear", planted)
+        monkeypatch.setattr(decoder, "linear", planted)
     else:
 
         def planted(self, q, *rest):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from logits import prompt_logits
 
 from pitstop import LLM, SamplingParams
-from pitstop.types import Logprob, Request, Sampled
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -46,23 +46,10 @@ def prompt(request: pytest.FixtureRequest, llm: LLM) -> list[int]:
     return tokens[:2000]
 
 
-def our_logits(llm: LLM, prompt: list[int]) -> np.ndarray:
-    """Logits of every prompt position, [len(prompt), vocab], computed in chunks as the server does."""
-    engine, rows = llm.engine, []
-    engine.submit(Request(id="score", prompt=prompt, params=SamplingParams(max_tokens=0, prompt_logprobs=0)))
-    while engine.busy:
-        plan = engine.scheduler.plan()
-        rows.append(engine._runner.logits(plan))
-        span = plan.spans[0]
-        scores = [Logprob(token, 0.0) for token in prompt[span.start + 1 : span.start + span.count + 1]]
-        engine.scheduler.settle(plan, {"score": Sampled(None, None, scores)})
-    return np.concatenate(rows)
-
-
 @torch.inference_mode()
 def test_logits_match(llm: LLM, reference: torch.nn.Module, prompt: list[int]) -> None:
     expected = reference(torch.tensor([prompt])).logits[0].numpy()
-    difference = np.abs(our_logits(llm, prompt) - expected).max()
+    difference = np.abs(prompt_logits(llm, prompt) - expected).max()
     print(f"{len(prompt)} tokens: max |difference| of logits {difference:.2e}, largest logit {np.abs(expected).max():.1f}")
     assert difference <= MAX_DIFFERENCE
 
@@ -71,7 +58,7 @@ def test_exact_activations_keep_the_model(llm: LLM, model_path: Path) -> None:
     """int16 activations against fp32: Kullback-Leibler divergence of the next token's distribution, in nats."""
     exact = LLM(model_path, codec="raw32", prefix_cache=False)
     tokens = llm.tokenizer.encode("".join(PROMPTS.values()), control=True)[:1000]
-    p, q = (torch.from_numpy(our_logits(model, tokens)).double().log_softmax(1) for model in (llm, exact))
+    p, q = (torch.from_numpy(prompt_logits(model, tokens)).double().log_softmax(1) for model in (llm, exact))
     divergence = float((p.exp() * (p - q)).sum(1).mean())
     print(f"mean KL divergence {divergence:.1e}, {int((p.argmax(1) != q.argmax(1)).sum())} of {len(tokens)} top tokens changed")
     assert 0 < divergence < MAX_DIVERGENCE

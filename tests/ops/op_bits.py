@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from pitstop.models import rope
 from pitstop.ops import dispatch
 
 BACKENDS = ("cpu", "ref")
@@ -41,3 +42,8 @@ def each_isa(function: Callable[[], torch.Tensor]) -> None:
         results.append(function())
     for result in results[1:]:
         assert_same_bits(result, results[0])
+
+
+def frequencies(dim: int, theta: float) -> torch.Tensor:
+    """Of plain RoPE, [dim / 2] fp64."""
+    return torch.from_numpy(rope.frequencies(dim, theta))

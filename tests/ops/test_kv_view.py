@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from op_bits import frequencies
 
 from pitstop import codecs
 from pitstop.kv.cache import Holding, KVCache
@@ -17,8 +18,8 @@ HEADS, LENGTH = 4, 420
 SHAPE = KVShape(layers=1, kv_heads=2, head_dim=32)
 SPECS = {
     "plain": AttentionSpec(scale=0.2),
-    "window": AttentionSpec(scale=0.2, window=150, rope=rope.tables(LENGTH, 32, 10000.0)),
-    "softcap": AttentionSpec(scale=0.2, softcap=3.0, rope=rope.tables(LENGTH, 32, 10000.0), interleaved=True),
+    "window": AttentionSpec(scale=0.2, window=150, rope=rope.tables(LENGTH, frequencies(32, 10000.0))),
+    "softcap": AttentionSpec(scale=0.2, softcap=3.0, rope=rope.tables(LENGTH, frequencies(32, 10000.0)), interleaved=True),
     "both": AttentionSpec(scale=0.2, softcap=3.0, window=37),
 }
 

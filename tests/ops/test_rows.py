@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from op_bits import BACKENDS, ISAS, assert_rows_stand_alone, assert_same_bits, each_isa
+from op_bits import BACKENDS, ISAS, assert_rows_stand_alone, assert_same_bits, each_isa, frequencies
 
 from pitstop.errors import Unsupported
 from pitstop.ops import activation, dispatch, linear, norm, rope
@@ -95,6 +97,51 @@ def test_silu_mul(backend, features):
     assert ((y - exact).abs() <= activation_ref.TOLERANCE * exact.abs() + 1e-37).all()
 
 
+@pytest.mark.parametrize("features", [1, 15, 16, 33, 1536])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gelu_tanh_mul(backend, features):
+    gate_up = activation_ref.make_inputs(features, 5, features)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    z = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    exact = gate / (1 + torch.exp(-2 * z)) * up
+    with dispatch.use(backend):
+        y = activation.gelu_tanh_mul(gate_up)
+    assert ((y - exact).abs() <= activation_ref.GELU_TOLERANCE * exact.abs() + 1e-37).all()
+    torch.testing.assert_close(y, torch.nn.functional.gelu(gate, approximate="tanh").float() * gate_up[:, features:], rtol=1e-5, atol=1e-5)
+
+
+def test_gelu_tanh_mul_at_the_ends():
+    gate = torch.tensor([[-torch.inf, -1e20, -200.0, 0.0, 200.0, 1e30]])
+    expected = torch.tensor([[torch.nan, 0.0, 0.0, 0.0, 200.0, 1e30]])
+    with dispatch.use("cpu"):
+        y = activation.gelu_tanh_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [1, 16, 259])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_softcap(backend, columns):
+    x = torch.randn(4, columns, generator=torch.Generator().manual_seed(columns)) * 100
+    with dispatch.use(backend):
+        y = activation.softcap(x, 30.0)
+    assert ((y - 30 * torch.tanh(x.double() / 30)).abs() <= activation_ref.CAP_TOLERANCE * 30).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rms_norm_of_heads_is_that_of_each_head(backend):
+    x, weight = norm_ref.make_inputs(3, 24, 20)
+    with dispatch.use(backend):
+        assert torch.equal(norm.rms_norm(x.view(4, 6, 20), weight, 1e-6).flatten(0, 1), norm.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bias_is_added_last(backend):
+    x, weight = linear_ref.make_inputs(3, 5, 37, 40)
+    packed, bias = linear.pack(weight), torch.linspace(-1, 1, 37)
+    with dispatch.use(backend):
+        assert torch.equal(linear.linear(x, replace(packed, bias=bias)), linear.linear(x, packed) + bias)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_silu_mul_tails_use_the_arithmetic_of_full_vectors(isa):
     dispatch.native.set_isa(isa)
@@ -116,7 +163,7 @@ def test_silu_mul_at_the_ends():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [2, 16, 34, 64])
 def test_rotate(dim, interleaved):
-    cos, sin = rope.tables(300, dim, 10000.0)
+    cos, sin = rope.tables(300, frequencies(dim, 10000.0))
     x, positions = rope_ref.make_inputs(dim, 9, 3, dim, 300)
     with dispatch.use("ref"):
         expected = rope.rotate(x, positions, cos, sin, interleaved)
@@ -131,7 +178,7 @@ def test_rotate(dim, interleaved):
 
 
 def test_rotate_refuses_positions_outside_the_tables():
-    cos, sin = rope.tables(8, 16, 10000.0)
+    cos, sin = rope.tables(8, frequencies(16, 10000.0))
     x = torch.randn(2, 1, 16)
     for bad in (8, -1):
         with pytest.raises(ValueError, match=rf"positions\[1\] = {bad}"), dispatch.use("cpu"):
@@ -139,7 +186,7 @@ def test_rotate_refuses_positions_outside_the_tables():
 
 
 def test_tables_are_fp64_rounded_once():
-    cos, sin = rope.tables(9000, 64, 130000.0)
+    cos, sin = rope.tables(9000, frequencies(64, 130000.0))
     angle = 8999 * 130000.0 ** (-2 * 3 / 64)
     assert cos[8999, 3] == torch.tensor(angle, dtype=torch.float64).cos().float()
     assert sin[8999, 3] == torch.tensor(angle, dtype=torch.float64).sin().float()
@@ -148,12 +195,16 @@ def test_tables_are_fp64_rounded_once():
 COLUMNS = 100
 WEIGHT = linear.pack(torch.randn(70, COLUMNS, generator=torch.Generator().manual_seed(1)))
 NORM = torch.rand(COLUMNS, generator=torch.Generator().manual_seed(2))
-COS, SIN = rope.tables(500, 20, 10000.0)
+COS, SIN = rope.tables(500, frequencies(20, 10000.0))
 OPS = {
     "linear": lambda x: linear.linear(x, WEIGHT),
     "rms_norm": lambda x: norm.rms_norm(x, NORM, 1e-6),
     "add_rms_norm": lambda x: norm.add_rms_norm(x, x.flip(1).contiguous(), NORM, 1e-6)[1],
+    "rms_norm of heads": lambda x: norm.rms_norm(x.unflatten(1, (5, 20)), NORM[:20], 1e-6).flatten(1),
+    "linear with a bias": lambda x: linear.linear(x, replace(WEIGHT, bias=torch.arange(70.0))),
     "silu_mul": activation.silu_mul,
+    "gelu_tanh_mul": activation.gelu_tanh_mul,
+    "softcap": lambda x: activation.softcap(x, 30.0),
     "rotate": lambda x, p: rope.rotate(x.unflatten(1, (5, 20)), p, COS, SIN, False).flatten(1),
 }
 

@@ -138,17 +138,18 @@ def disk(model: str) -> Finding:
 
 def weights(model: str) -> Finding:
     """The model's file: here and whole."""
-    from pitstop.models.weights.gguf import open_gguf
+    from pitstop.models.weights.source import open_model
 
     named = fetch.MODELS.get(model)
     try:
         path = fetch.locate(model)
         if named and not fetch.verified(named, path):
             return Finding("note", "model", f"{model} is not here yet", f"pitstop models pull {model} (pitstop serve does it too)")
-        open_gguf(path).vocabulary()
+        open_model(path).vocabulary()
     except PitstopError as error:
         return Finding("missing", "model", str(error), "fetch the file again, or choose another model")
-    return Finding("ok", "model", f"{path} ({show_size(path.stat().st_size)}{', sha256 verified' if named else ', structure checked'})")
+    size = sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
+    return Finding("ok", "model", f"{path} ({show_size(size)}{', sha256 verified' if named else ', structure checked'})")
 
 
 def cuda() -> Finding:

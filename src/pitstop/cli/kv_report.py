@@ -32,9 +32,9 @@ def kv_report(
     path = get_model(model)
     from pitstop import codecs
     from pitstop.kv.report import LENGTHS, rows, ruled_bits
-    from pitstop.models.weights.gguf import open_gguf
+    from pitstop.models.weights.source import open_model
 
-    shape = open_gguf(path).config.kv_shape
+    shape = open_model(path).config.kv_shape
     found = rows([codecs.get(name) for name in codec or codecs.names()], shape)
     ruled = {length: ruled_bits(shape.head_dim, length) for length in LENGTHS}
     if as_json:

@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="List the models that have a name, 
 
 @app.command("list")
 def list_models() -> None:
-    """List the models that have a name. Any .gguf file can be served by its path as well."""
+    """List the models that have a name. Any .gguf file or Hugging Face folder can be served by its path as well."""
     for model in fetch.MODELS.values():
         here = fetch.locate(model.name)
         state = str(here) if here.exists() else f"not here yet: pitstop models pull {model.name}"

@@ -50,8 +50,9 @@ def size_option(name: str, default: int, help: str) -> object:
     return typer.Option(name, parser=parse_size, metavar="SIZE", show_default=show_size(default) if default else False, help=help)
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `pitstop models list`, or the path of a .gguf file.")]
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="A name from `pitstop models list`, or the path of a .gguf file.")]
+MODEL_HELP = "A name from `pitstop models list`, the path of a .gguf file, or that of a folder with config.json and safetensors."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs. auto: the GPU if there is one.")]
 Backend = Annotated[Literal["auto", "cpu", "ref"], typer.Option(help="cpu: our native kernels. ref: plain torch. auto: the best here.")]
 Activations = Annotated[
@@ -86,7 +87,7 @@ KVMemory = Annotated[int, size_option("--kv-memory", 0, "Memory for the KV cache
 
 
 def get_model(name_or_path: str) -> Path:
-    """The model's file, fetched now (with a progress bar on a terminal) if it has a name and is not here yet."""
+    """The model's file or folder, fetched now (with a progress bar on a terminal) if it has a name and is not here yet."""
     from tqdm import tqdm
 
     path, model = fetch.locate(name_or_path), fetch.MODELS.get(name_or_path)

@@ -35,7 +35,7 @@ def serve(
     model: Model = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0: every interface; set PITSTOP_API_KEYS then.")] = _SERVER.host,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = _SERVER.port,
-    model_name: Annotated[str, typer.Option(help="The model's name in the API; by default its name here, or its file's.")] = "",
+    model_name: Annotated[str, typer.Option(help="The model's name in the API; by default its name here, or its file's or folder's.")] = "",
     device: Device = _ENGINE.device,
     backend: Backend = _ENGINE.backend,
     activations: Activations = _ENGINE.activations,
@@ -80,7 +80,7 @@ def serve(
             logging.getLogger(noisy).setLevel("WARNING")
     path = get_model(model)
     server = ServerConfig(
-        model_name=model_name or (model if model in MODELS else path.stem),
+        model_name=model_name or (model if model in MODELS else path.resolve().name if path.is_dir() else path.stem),
         host=host,
         port=port,
         api_keys=api_keys_from_env(),

@@ -20,7 +20,7 @@ from pitstop.kv.capacity import capacity, longest_stream, page_bytes, pages_with
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
 from pitstop.models import load_model
-from pitstop.models.weights.gguf import ModelFile
+from pitstop.models.weights.source import ModelSource
 from pitstop.ops import dispatch
 from pitstop.text.tokenizer import end_tokens
 from pitstop.types import SEGMENT, Codec, KVShape, Output, Request, SamplingParams
@@ -39,28 +39,29 @@ INT8_LOSS = (
 class Engine:
     """`submit` and `cancel` between steps, `step` while `busy`. Not thread-safe: one thread owns it."""
 
-    def __init__(self, config: EngineConfig, file: ModelFile) -> None:
+    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         """Load. Raises ConfigError, WeightsError or Unsupported, each one line."""
-        shape = file.config.kv_shape
+        shape = source.config.kv_shape
         codec = codecs.get(config.kv.codec)
         cuda = torch.cuda.is_available()
         free = torch.cuda.mem_get_info()[0] if cuda and config.device != "cpu" else psutil.virtual_memory().available
-        config = resolve(config, model_context=file.config.context, cuda=cuda, free_memory=free)
+        config = resolve(config, model_context=source.config.context, cuda=cuda, free_memory=free)
         if reason := codec.supports(shape, config.device):
             raise ConfigError(f"--kv {codec.name}: {reason}")
         self.config, pages, tails = _sized(config, codec, shape)
         dispatch.use(config.backend)
         dispatch.set_threads(config.threads)
         context = self.config.kv.context
-        model = load_model(file, config.device, context, config.activations)
-        self._loss = guard.check(self.config, file, codec, shape, model)
+        model = load_model(source, config.device, context, config.activations)
+        self._loss = guard.check(self.config, source, codec, shape, model)
         store = KVStore(codec, shape, pages, tails, config.device)
         rows = config.prefill_chunk + config.max_running
         view = StepView(store, rows, config.max_running * (stream_pages(context, codec.lead_pages) + 1), config.device)
-        ends = end_tokens(file.vocabulary())
-        self.vocab_size = file.config.vocab_size
+        ends = end_tokens(source.vocabulary())
+        self.vocab_size = source.config.vocab_size
         self.context = context
         self.capacity = capacity(config.kv.memory, tails, codec, shape, min(context, CAPACITY_LENGTH))
+        self._rope_note = source.config.rope.note(context)
         self._runner = Runner(model, store, view, config.device, ends)
         self._cache = KVCache(pages, tails, lead_pages=codec.lead_pages, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)
         self.scheduler = Scheduler(
@@ -153,6 +154,8 @@ class Engine:
             f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB, {self.capacity}",
         ]
         lines += self._loss
+        if self._rope_note:
+            lines.append(self._rope_note)
         if config.activations == "int8":
             lines.append(INT8_LOSS)
         if reason := dispatch.native_missing():

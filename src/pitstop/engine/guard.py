@@ -25,9 +25,9 @@ from pitstop.kv.cache import KVCache
 from pitstop.kv.capacity import page_bytes, stream_pages, tail_bytes
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
-from pitstop.models.llama import Llama
+from pitstop.models.decoder import Decoder
 from pitstop.models.weights.fetch import identity
-from pitstop.models.weights.gguf import ModelFile
+from pitstop.models.weights.source import ModelSource
 from pitstop.stats import changed_top, kl_divergence
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import SEGMENT, Codec, KVShape, Request, SamplingParams, Span, StepPlan
@@ -51,7 +51,7 @@ class Loss:
         return f"mean KL divergence {self.mean_kl:.2g} from 16 bits, {self.same_top:.1%} same top tokens (of {self.tokens})"
 
 
-def check(config: EngineConfig, file: ModelFile, codec: Codec, shape: KVShape, model: Llama) -> list[str]:
+def check(config: EngineConfig, source: ModelSource, codec: Codec, shape: KVShape, model: Decoder) -> list[str]:
     """One line for the operator: the loss to expect, a warning when it is over LIMIT. None for a codec that stores what tails hold.
 
     `config` is resolved. Raises ConfigError over LIMIT when the guard is strict.
@@ -64,7 +64,7 @@ def check(config: EngineConfig, file: ModelFile, codec: Codec, shape: KVShape, m
     memory = _memory(config, codec, longest)
     loss = _recall(memory)
     if loss is None:
-        loss = measure(model, codec, shape, _text(Tokenizer(file.vocabulary()), longest), config.device)
+        loss = measure(model, codec, shape, _text(Tokenizer(source.vocabulary()), longest), config.device)
         _remember(memory, loss)
     if loss.mean_kl <= LIMIT:
         return [f"--kv {codec.name}: {loss}"]
@@ -76,7 +76,7 @@ def check(config: EngineConfig, file: ModelFile, codec: Codec, shape: KVShape, m
     return [f"WARNING: {advice}"]
 
 
-def measure(model: Llama, codec: Codec, shape: KVShape, tokens: list[int], device: str) -> Loss:
+def measure(model: Decoder, codec: Codec, shape: KVShape, tokens: list[int], device: str) -> Loss:
     """What `codec` changes on a text, over the tokens that read a sealed segment: all but the first 128."""
     kl: list[np.ndarray] = []
     changed: list[np.ndarray] = []
@@ -90,7 +90,7 @@ def measure(model: Llama, codec: Codec, shape: KVShape, tokens: list[int], devic
     return Loss(float(divergence.mean()), 1 - float(np.concatenate(changed).mean()), len(divergence))
 
 
-def _logits(model: Llama, codec: Codec, shape: KVShape, tokens: list[int], device: str) -> Iterator[np.ndarray]:
+def _logits(model: Decoder, codec: Codec, shape: KVShape, tokens: list[int], device: str) -> Iterator[np.ndarray]:
     """Logits [rows, vocab] fp32 of the text's segments, one after the other, from the second on."""
     count = stream_pages(len(tokens), codec.lead_pages)
     store = KVStore(codec, shape, count, 2, device)

@@ -16,7 +16,7 @@ from pitstop.engine.core import Engine
 from pitstop.engine.padding import unpad
 from pitstop.errors import InvalidRequest, Unsupported
 from pitstop.models.weights.fetch import pull
-from pitstop.models.weights.gguf import open_gguf
+from pitstop.models.weights.source import open_model
 from pitstop.text.stream import TextStream
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
@@ -60,8 +60,9 @@ class RequestOutput:
 class LLM:
     """A model in this process.
 
-    model: a name that `pitstop models list` shows (fetched when missing) or a path to a GGUF file. Options are EngineConfig's and, after
-    them, KVConfig's (`codec`, `memory`, `context`, `prefix_cache`, `cached_tails`, `guard`). What the engine warns of is logged.
+    model: a name that `pitstop models list` shows (fetched when missing), or a path to a GGUF file or a Hugging Face folder. Options are
+    EngineConfig's and, after them, KVConfig's (`codec`, `memory`, `context`, `prefix_cache`, `cached_tails`, `guard`). What the engine
+    warns of is logged.
     Raises ConfigError, WeightsError, DownloadFailed.
     """
 
@@ -70,11 +71,11 @@ class LLM:
         kv = KVConfig(**{name: value for name, value in options.items() if name in kv_names})
         rest = {name: value for name, value in options.items() if name not in kv_names}
         path = pull(os.fspath(model))
-        file = open_gguf(path)
-        vocabulary = file.vocabulary()
+        source = open_model(path)
+        vocabulary = source.vocabulary()
         self.tokenizer = Tokenizer(vocabulary)
         self.template = ChatTemplate(vocabulary.chat_template, self.tokenizer) if vocabulary.chat_template else None
-        self.engine = Engine(EngineConfig(model=str(path), kv=kv, **rest), file)
+        self.engine = Engine(EngineConfig(model=str(path), kv=kv, **rest), source)
         for note in self.engine.notes():
             if note.startswith("WARNING"):
                 log.warning(note)

@@ -9,14 +9,14 @@ from pitstop.engine import sampler
 from pitstop.engine.graphs import DecodeGraphs
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
-from pitstop.models.llama import Llama
+from pitstop.models.decoder import Decoder
 from pitstop.types import Logprob, Sampled, Span, StepPlan, StepResult
 
 
 class Runner:
     """One model, one KV store. `end_tokens` are what min_tokens bars."""
 
-    def __init__(self, model: Llama, store: KVStore, view: StepView, device: str, end_tokens: frozenset[int]) -> None:
+    def __init__(self, model: Decoder, store: KVStore, view: StepView, device: str, end_tokens: frozenset[int]) -> None:
         self._model = model
         self.store = store
         self._view = view

@@ -46,9 +46,9 @@ def main(sock: socket.socket) -> int:
 
 def _load(config: EngineConfig):
     from pitstop.engine.core import Engine  # torch: after the socket is ours, so that a failure to import is reported
-    from pitstop.models.weights.gguf import open_gguf
+    from pitstop.models.weights.source import open_model
 
-    return Engine(config, open_gguf(config.model))
+    return Engine(config, open_model(config.model))
 
 
 def _serve(sock: socket.socket, engine, incarnation: int) -> int:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pitstop.models.llama import Llama
-    from pitstop.models.weights.gguf import ModelFile
+    from pitstop.models.decoder import Decoder
+    from pitstop.models.weights.source import ModelSource
 
 
-def load_model(file: ModelFile, device: str, context: int, activations: str = "exact") -> Llama:
-    """The decoder of the file's architecture with its weights on `device`, for positions below `context`.
+def load_model(source: ModelSource, device: str, context: int, activations: str = "exact") -> Decoder:
+    """The decoder that the source describes with its weights on `device`, for positions below `context`.
 
     activations: what quantised weights are multiplied by on the CPU: "int16", "int8" or "fp32"; "exact" is int16, the fastest that keeps
     the answers of fp32 (mean KL divergence below 10⁻⁶).
     Raises WeightsError for a missing or misshapen tensor.
     """
-    from pitstop.models.llama import Llama
+    from pitstop.models.decoder import Decoder
 
-    families = {"llama": Llama}
-    return families[file.config.architecture](file, device, context, "int16" if activations == "exact" else activations)
+    return Decoder(source, device, context, "int16" if activations == "exact" else activations)

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine.protocol import Ready
 from pitstop.errors import ConfigError
-from pitstop.models.weights.gguf import open_gguf
+from pitstop.models.weights.source import open_model
 from pitstop.pool import Pool, Process
 from pitstop.pool.worker import WORKER_COMMAND
 from pitstop.server.app import create_app
@@ -48,7 +48,7 @@ def run(
 
 def open_texts(model: str) -> Texts:
     """Tokenizer and chat template from the model's own file. Raises WeightsError or Unsupported."""
-    vocabulary = open_gguf(model).vocabulary()
+    vocabulary = open_model(model).vocabulary()
     tokenizer = Tokenizer(vocabulary)
     return Texts(tokenizer, ChatTemplate(vocabulary.chat_template, tokenizer))
 

@@ -72,7 +72,7 @@ class ChatTemplate:
         text = self._run(context, sentinel)
         ids: list[int] = []
         for piece in self._tokenizer.split_control(text):
-            ids += [piece] if isinstance(piece, int) else self._tokenizer.encode(piece.replace(sentinel, ""))
+            ids += [piece] if isinstance(piece, int) else self._tokenizer.encode(piece.replace(sentinel, ""), inside=bool(ids))
         return ids
 
     def _free_sentinel(self, value: Any) -> str:

@@ -1,7 +1,8 @@
-"""Text to token ids and back, by the model's own vocabulary. Byte-level BPE as in GPT-2 (Radford et al., 2019)."""
+"""Text to token ids and back, by the model's own vocabulary: byte-level BPE (Radford et al., 2019), or what a tokenizer.json defines."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 
@@ -57,17 +58,22 @@ class Tokenizer:
         self._words = {token: i for i, token in enumerate(tokens) if types[i] == TokenType.USER_DEFINED and token not in self._control}
         self.control_pattern = _any_of(self._control)
         self._word_pattern = _any_of(self._words)
+        self._spaced = vocabulary.model == "llama"
         self._bytes = [self._bytes_of(i, token, types[i]) for i, token in enumerate(tokens)]
-        self._bpe = _byte_pair_encoder(vocabulary, apart=self._control.keys() | self._words.keys())
+        if vocabulary.definition:
+            self._bpe, self._bpe_inside = _defined(vocabulary.definition)
+        else:
+            self._bpe = self._bpe_inside = _byte_pair_encoder(vocabulary, apart=self._control.keys() | self._words.keys())
 
     @property
     def control_spellings(self) -> tuple[str, ...]:
         return tuple(filter(None, self._control))
 
-    def encode(self, text: str, control: bool = False) -> list[int]:
+    def encode(self, text: str, control: bool = False, inside: bool = False) -> list[int]:
         """Token ids of `text`, without a leading `bos`.
 
-        control: spellings of control tokens become those tokens; else they are plain text like any other.
+        control: spellings of control tokens become those tokens; else they are plain text like any other. inside: the text goes on from
+        other tokens, so that it gets no space in front where a vocabulary begins texts with one.
         Raises `InvalidRequest` for a lone surrogate, which has no UTF-8.
         """
         _refuse_surrogates(text)
@@ -76,7 +82,7 @@ class Tokenizer:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                self._encode_plain(piece, ids)
+                self._encode_plain(piece, ids, inside or bool(ids))
         return ids
 
     def encode_prompt(self, text: str, control: bool = False) -> list[int]:
@@ -107,19 +113,22 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         return token in self._control_ids
 
-    def _encode_plain(self, text: str, ids: list[int]) -> None:
+    def _encode_plain(self, text: str, ids: list[int], inside: bool) -> None:
         for piece in _cut(text, self._word_pattern, self._words):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
                 # The batch call is the one that releases the interpreter lock; one text a batch keeps it on one core.
-                ids += self._bpe.encode_batch_fast([piece], add_special_tokens=False)[0].ids
+                bpe = self._bpe_inside if inside or ids else self._bpe
+                ids += bpe.encode_batch_fast([piece], add_special_tokens=False)[0].ids
 
     def _bytes_of(self, token: int, spelling: str, kind: int) -> bytes:
         if token in self._control_ids or kind == TokenType.USER_DEFINED:
             return spelling.encode()
         if kind == TokenType.BYTE:
             return bytes([int(spelling[3:5], 16)])  # <0xAB>
+        if self._spaced:
+            return spelling.replace("▁", " ").encode()
         try:
             return spelling.translate(_LATIN1_OF_SPELLING).encode("latin-1")
         except UnicodeEncodeError:  # not in the byte-level alphabet: stands for itself
@@ -135,10 +144,10 @@ def _refuse_surrogates(text: str) -> None:
 
 
 def end_tokens(vocabulary: Vocabulary) -> frozenset[int]:
-    """Ids that end an answer: `eos` and the spellings in END_TOKENS that are special here."""
+    """Ids that end an answer: those that the vocabulary states, and the spellings in END_TOKENS that are special here."""
     special = (TokenType.CONTROL, TokenType.USER_DEFINED)
     ends = {i for i, kind in enumerate(vocabulary.types) if kind in special and vocabulary.tokens[i] in END_TOKENS}
-    return frozenset(ends if vocabulary.eos is None else ends | {vocabulary.eos})
+    return frozenset({*ends, *vocabulary.ends} if vocabulary.eos is None else {*ends, *vocabulary.ends, vocabulary.eos})
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str] | None:
@@ -202,3 +211,20 @@ def _byte_pair_encoder(vocabulary: Vocabulary, apart: set[str]) -> tokenizers.To
         raise Unsupported(f"the vocabulary's merges do not fit its tokens: {error}") from error
     bpe.pre_tokenizer = pre_tokenizer
     return bpe
+
+
+def _defined(definition: str) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+    """The tokenizer of a tokenizer.json, and the same for text that does not begin a prompt. Raises `Unsupported`."""
+    inside = json.loads(definition)
+    for step in _steps(inside.get("pre_tokenizer")):
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    try:
+        first = tokenizers.Tokenizer.from_str(definition)
+        return first, first if inside == json.loads(definition) else tokenizers.Tokenizer.from_str(json.dumps(inside))
+    except Exception as error:  # the library raises plain Exception
+        raise Unsupported(f"tokenizer.json: the tokenizers library does not take it: {error}") from error
+
+
+def _steps(step: dict | None) -> list[dict]:
+    return [] if step is None else [step, *(inner for part in step.get("pretokenizers", ()) for inner in _steps(part))]

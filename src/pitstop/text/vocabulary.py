@@ -22,7 +22,9 @@ class Vocabulary:
     """`tokens` and `types` are indexed by token id and equally long.
 
     `model` and `pre` name the tokenizer and its pre-tokenizer as GGUF does ("gpt2", "smollm"). `merges` holds "left right" pairs, best
-    first, in the spelling of `tokens`. `add_bos`: a prompt that no chat template made starts with `bos`.
+    first, in the spelling of `tokens`. `definition`, where there is one, stands in for `pre` and `merges`: JSON as the tokenizers library
+    reads it, without added tokens and post-processing; `model` then says how tokens spell text: "gpt2" byte-level, "llama" with ▁ for a
+    space. `add_bos`: a prompt that no chat template made starts with `bos`. `ends`: ids that end an answer, beside `eos`.
     """
 
     model: str
@@ -34,3 +36,5 @@ class Vocabulary:
     eos: int | None = None
     add_bos: bool = False
     chat_template: str | None = None
+    definition: str = ""
+    ends: tuple[int, ...] = ()

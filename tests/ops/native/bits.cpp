@@ -88,13 +88,20 @@ void floats(Random& random) {
 void rowwise(Random& random) {
   const int rows = 5, dim = 70;
   std::vector<float> x = reals(random, 2 * rows * dim, 3), weight = reals(random, dim), out(rows * dim), total(rows * dim);
-  rms_norm(x.data(), dim, rows, weight.data(), dim, 1e-5f, out.data());
+  rms_norm(x.data(), dim, rows, 1, weight.data(), dim, 1e-5f, out.data());
   print("rms_norm", out);
   add_rms_norm(x.data(), x.data() + rows * dim, rows, weight.data(), dim, 1e-5f, total.data(), out.data());
   print("add_rms_norm", total);
   print("add_rms_norm", out);
   silu_mul(x.data(), 2 * dim, rows, dim, out.data());
   print("silu_mul", out);
+  gelu_tanh_mul(x.data(), 2 * dim, rows, dim, out.data());
+  print("gelu_tanh_mul", out);
+  softcap(x.data(), rows, dim, 2.0f, out.data());
+  print("softcap", out);
+  rms_norm(x.data(), dim, rows, 7, weight.data(), 10, 1e-5f, out.data());
+  add_bias(out.data(), rows, dim, weight.data());
+  print("rms_norm of heads", out);
   std::vector<float> wide = reals(random, 4096, 40), results(4096);
   kernels().exp(wide.data(), results.data(), (ptrdiff_t)wide.size());
   print("exp", results);

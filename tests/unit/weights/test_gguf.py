@@ -11,8 +11,10 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.config import ModelConfig
-from pitstop.models.weights.gguf import KINDS, open_gguf
+from pitstop.models.config import ModelConfig
+from pitstop.models.rope import Divided, Linear, Rope, Yarn, yarn_attention
+from pitstop.models.weights.gguf import open_gguf
+from pitstop.models.weights.tensor import KINDS
 
 
 def refused(path: Path) -> WeightsError:
@@ -51,8 +53,9 @@ def test_config(tmp_path: Path, tied: bool) -> None:
         vocab_size=259,
         context=512,
         norm_eps=float(np.float32(1e-5)),
-        rope_theta=10000.0,
+        rope=Rope(10000.0),
         rope_interleaved=True,
+        attention_scale=0.25,
         tied_head=tied,
     )
 
@@ -165,15 +168,15 @@ def test_kinds_that_we_do_not_read(tmp_path: Path) -> None:
 def test_unknown_architecture(tmp_path: Path) -> None:
     writer = GGUFWriter(path := tmp_path / "toy.gguf", "mamba")
     toy_gguf.finish(writer)
-    assert "architecture 'mamba' is unknown; we run: llama" in str(refused(path))
+    assert "architecture 'mamba' is unknown; we run: llama, qwen2, qwen3, gemma2, gemma3" in str(refused(path))
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rope__scaling__type", "yarn"),
-        ("rope__scaling__factor", 4.0),
+        ("rope__scaling__type", "longer"),
         ("rope__scaling__original_context_length", 512),
+        ("rope__scaling__yarn_log_multiplier", 0.1),
         ("rope__scale_linear", 2.0),
         ("rope__dimension_count_swa", 8),
         ("attention__sliding_window", 128),
@@ -186,12 +189,42 @@ def test_what_is_not_honoured_is_refused(tmp_path: Path, key: str, value: str | 
     assert f"llama.{key.replace('__', '.')} = {value!r}" in str(refused(toy_with(tmp_path / "toy.gguf", **{key: value})))
 
 
+def test_rope_scalings(tmp_path: Path) -> None:
+    def rope(**keys: str | float) -> Rope:
+        return open_gguf(toy_with(tmp_path / "toy.gguf", **keys)).config.rope
+
+    assert rope(rope__scaling__type="linear", rope__scaling__factor=4.0) == Rope(10000.0, Linear(4.0))
+    assert rope(rope__scaling__factor=4.0) == Rope(10000.0, Linear(4.0))
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 512}
+    assert rope(**yarn) == Rope(10000.0, Yarn(4.0, 512, yarn_attention(4.0)))
+    assert rope(**yarn, rope__scaling__attn_factor=0.5).scaling.attention == 0.5 * yarn_attention(4.0)
+    with pytest.raises(WeightsError, match=r"llama\.rope\.scaling\.factor is missing"):
+        rope(rope__scaling__type="linear")
+
+
+def toy_with_divisors(path: Path, values: np.ndarray) -> Path:
+    writer = GGUFWriter(path, "llama")
+    toy_gguf.add_keys(writer)
+    for known, stored in toy_gguf.tensors():
+        toy_gguf.add_tensor(writer, known, stored, "F32")
+    toy_gguf.add_tensor(writer, "rope_freqs.weight", values.astype(np.float32), "F32")
+    toy_gguf.finish(writer)
+    return path
+
+
+def test_rope_divisors_are_a_tensor(tmp_path: Path) -> None:
+    config = open_gguf(toy_with_divisors(tmp_path / "toy.gguf", np.arange(1, 9))).config
+    assert config.rope == Rope(10000.0, Divided((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)))
+    for wrong in (np.ones(7), np.zeros(8)):
+        assert refused(toy_with_divisors(tmp_path / "wrong.gguf", wrong)).tensor == "rope_freqs.weight"
+
+
 def test_neutral_keys_are_accepted(tmp_path: Path) -> None:
     path = toy_with(tmp_path / "toy.gguf", rope__scaling__type="none", rope__scaling__factor=1.0, expert_count=0, attention__key_length=16)
     assert open_gguf(path).config.head_dim == 16
 
 
-@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.2.attn_q.weight", "blk.0.attn_q_norm.weight"])
+@pytest.mark.parametrize("name", ["rope_factors_long.weight", "blk.0.attn_q.bias", "blk.2.attn_q.weight", "blk.0.attn_q_norm.weight"])
 def test_tensors_that_would_be_ignored_are_refused(tmp_path: Path, name: str) -> None:
     writer = GGUFWriter(path := tmp_path / "toy.gguf", "llama")
     toy_gguf.add_keys(writer)

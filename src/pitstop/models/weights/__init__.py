@@ -1,1 +1,1 @@
-"""Model files: where they come from (`fetch`), how they are read (`gguf`), and the shape they describe (`config`). Imports no torch."""
+"""Models on disk: where they come from (`fetch`), and how they are read (`source`: GGUF files, Hugging Face folders). Imports no torch."""

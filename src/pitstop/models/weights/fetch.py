@@ -74,12 +74,13 @@ def models_dir() -> Path:
 
 
 def locate(name_or_path: str) -> Path:
-    """Where the model's file is (for a path) or will be once pulled (for a name). Raises ConfigError when it is neither."""
+    """Where the model's file or folder is (for a path) or its file will be once pulled (for a name). Raises ConfigError for neither."""
     if model := MODELS.get(name_or_path):
         return models_dir() / model.file
     path = Path(name_or_path).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"model {name_or_path!r}: no such file, and no such name; the names are: {', '.join(MODELS)}")
+    if not path.is_file() and not (path / "config.json").is_file():
+        what = "a folder without config.json" if path.is_dir() else "no such file, and no such name"
+        raise ConfigError(f"model {name_or_path!r}: {what}; the names are: {', '.join(MODELS)}")
     return path
 
 
@@ -104,7 +105,13 @@ def verified(model: NamedModel, path: Path) -> bool:
 
 
 def identity(path: Path) -> str:
-    """What tells a model file from others, without reading it: its sha256 if `verified` has computed that, else its path, size and time."""
+    """What tells a model from others, without reading it: its sha256 if `verified` has computed that, else its path, size and time.
+
+    Of a folder, the path and every file's name, size and time.
+    """
+    if path.is_dir():
+        states = ((file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file())
+        return f"{path.resolve()} {[(name, state.st_size, state.st_mtime_ns) for name, state in states]}"
     state, stamp = path.stat(), _stamp_file(path)
     as_it_was = f"{state.st_size} {state.st_mtime_ns}"
     digest, _, rest = stamp.read_text().partition(" ") if stamp.exists() else ("", "", "")
@@ -112,7 +119,7 @@ def identity(path: Path) -> str:
 
 
 def pull(name_or_path: str, progress: Progress | None = None) -> Path:
-    """The model's file: of a name, fetched unless it is here; a path as it is.
+    """The model's file or folder: of a name, fetched unless it is here; a path as it is.
 
     A broken transfer goes on where it stopped, also in a later run.
 

@@ -5,44 +5,23 @@ from __future__ import annotations
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
-from gguf.quants import dequantize
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.config import ModelConfig, read_config
+from pitstop.models.config import ModelConfig
+from pitstop.models.weights.gguf_keys import ROPE_DIVISORS, read_config
+from pitstop.models.weights.tensor import KINDS, RawTensor
 from pitstop.text.vocabulary import Vocabulary
-
-KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
-"""The tensor types that we read."""
 
 _TRUNCATED = "the file is truncated; fetch it again"
 
 
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """One tensor as stored.
-
-    shape: row-major, [out, in] for a matrix. kind: one of KINDS. data: read-only view of the mapped file; for F32 and F16 of that dtype
-    and of `shape`, else uint8 with the last axis in bytes.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    data: np.ndarray
-
-    def dequantize(self) -> np.ndarray:
-        """The values, fp32 of `shape`. A copy, except for F32."""
-        return dequantize(self.data, GGMLQuantizationType[self.kind]).reshape(self.shape)
-
-
 class ModelFile:
-    """An opened model file. Use `open_gguf`."""
+    """An opened GGUF file (source.ModelSource). Use `open_gguf`."""
 
     def __init__(self, path: Path, reader: GGUFReader) -> None:
         self.path = path
@@ -50,7 +29,7 @@ class ModelFile:
         self._keys = {key: field.contents() for key, field in reader.fields.items()}
         shapes = {name: tuple(tensor.shape[::-1].tolist()) for name, tensor in self._tensors.items()}
         self._shapes: dict[str, tuple[int, ...]] = shapes
-        self.config: ModelConfig = read_config(path, self._keys, shapes)
+        self.config: ModelConfig = read_config(path, self._keys, shapes, self._rope_divisors)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         """The tensor `name`, which must have row-major `shape`.
@@ -86,6 +65,9 @@ class ModelFile:
             add_bos=self._tokenizer("add_bos_token", bool, False),
             chat_template=self._keys.get("tokenizer.chat_template"),
         )
+
+    def _rope_divisors(self) -> np.ndarray:
+        return self.tensor(ROPE_DIVISORS, self._shapes[ROPE_DIVISORS]).dequantize()
 
     def _tokenizer(self, key: str, kind: type, default: Any = None) -> Any:
         value = self._keys.get(f"tokenizer.ggml.{key}", default)

@@ -1,6 +1,8 @@
-"""silu_mul by the native kernels."""
+"""The activations by the native kernels."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -10,10 +12,25 @@ from pitstop.ops.rows import refuse, strided
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor | Declined:
-    if reason := refuse(gate_up=gate_up):
+    return refuse(gate_up=gate_up) or _gated(dispatch.native.silu_mul, gate_up)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor | Declined:
+    return refuse(gate_up=gate_up) or _gated(dispatch.native.gelu_tanh_mul, gate_up)
+
+
+def softcap(x: torch.Tensor, cap: float) -> torch.Tensor | Declined:
+    if reason := refuse(x=x):
         return reason
+    x = x.contiguous()
+    out = dispatch.empty(*x.shape)
+    dispatch.native.softcap(x.data_ptr(), *x.shape, cap, out.data_ptr())
+    return out
+
+
+def _gated(kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
     gate_up = strided(gate_up)
     rows, features = len(gate_up), gate_up.shape[1] // 2
     out = dispatch.empty(rows, features)
-    dispatch.native.silu_mul(gate_up.data_ptr(), gate_up.stride(0), rows, features, out.data_ptr())
+    kernel(gate_up.data_ptr(), gate_up.stride(0), rows, features, out.data_ptr())
     return out

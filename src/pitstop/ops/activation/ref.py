@@ -1,13 +1,21 @@
-"""silu_mul in plain torch, its inputs and its tolerance."""
+"""The activations in plain torch, their inputs and their tolerances."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from pitstop.ops.rowwise import rowwise
 
 TOLERANCE = 4e-7
-"""Relative to each output: e^-gate within 1.1 ulp, and four roundings."""
+"""Of silu_mul, relative to each output: e^-gate within 1.1 ulp, and four roundings."""
+
+GELU_TOLERANCE = 3e-5
+"""Of gelu_tanh_mul, relative: three roundings in an exponent of up to 104, which e^x turns into relative errors of as many times 2⁻²⁴."""
+
+CAP_TOLERANCE = 5e-7
+"""Of softcap, relative to the cap: tanh errs by 2⁻²² at most, and two roundings."""
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -16,6 +24,19 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         return gate / (1 + torch.exp(-gate)) * up
 
     return rowwise(one, gate_up)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    def one(row: torch.Tensor) -> torch.Tensor:
+        gate, up = row.chunk(2, dim=1)
+        exponent = math.sqrt(8 / math.pi) * (gate + 0.044715 * gate * gate * gate)
+        return gate / (1 + torch.exp(-exponent)) * up  # (1 + tanh z) / 2 = 1 / (1 + e^-2z), which does not cancel
+
+    return rowwise(one, gate_up)
+
+
+def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return rowwise(lambda row: cap * torch.tanh(row / cap), x)
 
 
 def make_inputs(seed: int, rows: int, features: int) -> torch.Tensor:

@@ -80,9 +80,18 @@ void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* 
   for (int task = 0; task < groups * chunks; ++task) body(task);
 }
 
-void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out) {
-  over_rows(rows, dim, [&](int row, int count) {
-    kernels().rms_norm(x + row * x_row, x_row, count, weight, dim, eps, out + (ptrdiff_t)row * dim);
+void add_bias(float* y, int rows, int columns, const float* bias) {
+  over_rows(rows, columns, [&](int first, int count) {
+    for (int row = first; row < first + count; ++row)
+      for (ptrdiff_t i = 0, at = (ptrdiff_t)row * columns; i < columns; ++i) y[at + i] += bias[i];
+  });
+}
+
+void rms_norm(const float* x, ptrdiff_t x_row, int rows, int heads, const float* weight, int dim, float eps, float* out) {
+  ptrdiff_t width = (ptrdiff_t)heads * dim;
+  over_rows(rows, width, [&](int first, int count) {
+    for (int row = first; row < first + count; ++row)
+      kernels().rms_norm(x + row * x_row, dim, heads, weight, dim, eps, out + row * width);
   });
 }
 
@@ -97,6 +106,19 @@ void add_rms_norm(const float* x, const float* y, int rows, const float* weight,
 void silu_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
   over_rows(rows, 4 * (int64_t)features, [&](int row, int count) {
     kernels().silu_mul(gate_up + row * row_stride, row_stride, count, features, out + (ptrdiff_t)row * features);
+  });
+}
+
+void gelu_tanh_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
+  over_rows(rows, 4 * (int64_t)features, [&](int row, int count) {
+    kernels().gelu_tanh_mul(gate_up + row * row_stride, row_stride, count, features, out + (ptrdiff_t)row * features);
+  });
+}
+
+void softcap(const float* x, int rows, int columns, float cap, float* out) {
+  over_rows(rows, 4 * (int64_t)columns, [&](int row, int count) {
+    ptrdiff_t first = (ptrdiff_t)row * columns;
+    for (ptrdiff_t i = first; i < first + (ptrdiff_t)count * columns; i += columns) kernels().softcap(x + i, cap, columns, out + i);
   });
 }
 

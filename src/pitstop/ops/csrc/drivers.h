@@ -17,10 +17,16 @@ void set_isa(const std::string& name);
 const Kernels& kernels();
 
 void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* w, int depth, int columns, float* out);
-void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
+// y += bias in each of its rows, which are contiguous.
+void add_bias(float* y, int rows, int columns, const float* bias);
+// x [rows][heads][dim], rows x_row floats apart; each head is normalised by itself.
+void rms_norm(const float* x, ptrdiff_t x_row, int rows, int heads, const float* weight, int dim, float eps, float* out);
 // total = x + y, out = rms_norm(total); all rows contiguous. total may be x.
 void add_rms_norm(const float* x, const float* y, int rows, const float* weight, int dim, float eps, float* total, float* out);
 void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+void gelu_tanh_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+// All rows contiguous.
+void softcap(const float* x, int rows, int columns, float cap, float* out);
 void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions, const float* cos, const float* sin, int context,
             int heads, int head_dim, bool interleaved, float* out);
 

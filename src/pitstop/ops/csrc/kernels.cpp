@@ -55,13 +55,28 @@ INLINE Vec silu_times(Vec gate, Vec up) {
   return mul(div(gate, denominator), up);
 }
 
-void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out) {
+// gate / 2 (1 + tanh z) = gate / (1 + e^-2z), which has no difference of near equals; z = sqrt(2 / pi) (gate + 0.044715 gate^3).
+INLINE Vec gelu_tanh_times(Vec gate, Vec up) {
+  Vec exponent = mul(gate, fma(mul(gate, gate), broadcast(-0.071354816f), broadcast(-1.5957691f)));
+  return mul(div(gate, add(broadcast(1.0f), exp(exponent))), up);
+}
+
+template <Vec (*TIMES)(Vec, Vec)>
+void gated(const float* gate_up, ptrdiff_t row, int rows, int features, float* out) {
   int whole = features / LANES * LANES, left = features - whole;
   for (int r = 0; r < rows; ++r, gate_up += row, out += features) {
     const float* up = gate_up + features;
-    for (int i = 0; i < whole; i += LANES) store(out + i, silu_times(load(gate_up + i), load(up + i)));
-    if (left) store_first(out + whole, silu_times(load_first(gate_up + whole, left), load_first(up + whole, left)), left);
+    for (int i = 0; i < whole; i += LANES) store(out + i, TIMES(load(gate_up + i), load(up + i)));
+    if (left) store_first(out + whole, TIMES(load_first(gate_up + whole, left), load_first(up + whole, left)), left);
   }
+}
+
+INLINE Vec capped(Vec x, Vec cap) { return mul(cap, tanh(div(x, cap))); }
+
+void softcap(const float* x, float cap, ptrdiff_t count, float* out) {
+  ptrdiff_t i = 0;
+  for (; i + LANES <= count; i += LANES) store(out + i, capped(load(x + i), broadcast(cap)));
+  if (i < count) store_first(out + i, capped(load_first(x + i, (int)(count - i)), broadcast(cap)), (int)(count - i));
 }
 
 // Products and differences are rounded one by one, as in the reference: the two agree to the bit.
@@ -172,5 +187,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, silu_mul, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
+    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, gated<silu_times>, gated<gelu_tanh_times>, softcap, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
 };

@@ -63,6 +63,8 @@ struct Kernels {
   bool (*takes_bytes)(Weights kind);  // whether int8 activations should come as bytes for these weights
   void (*rms_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
   void (*silu_mul)(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+  void (*gelu_tanh_mul)(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+  void (*softcap)(const float* x, float cap, ptrdiff_t count, float* out);
   // One row: x [heads][head_dim], cos and sin [head_dim / 2]
   void (*rotate)(const float* x, const float* cos, const float* sin, int heads, int head_dim, bool interleaved, float* out);
   // x [heads][dim], dim a power of two -> each head's Walsh-Hadamard transform / sqrt(dim)

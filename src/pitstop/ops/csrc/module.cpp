@@ -57,14 +57,21 @@ void bind_rows(const Binder& bind) {
   bind("linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, Address out) {
     linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, at<float>(out));
   });
-  bind("rms_norm", +[](Address x, int64_t x_row, int rows, Address weight, int dim, float eps, Address out) {
-    rms_norm(at<float>(x), x_row, rows, at<float>(weight), dim, eps, at<float>(out));
+  bind("add_bias", +[](Address y, int rows, int columns, Address bias) { add_bias(at<float>(y), rows, columns, at<float>(bias)); });
+  bind("rms_norm", +[](Address x, int64_t x_row, int rows, int heads, Address weight, int dim, float eps, Address out) {
+    rms_norm(at<float>(x), x_row, rows, heads, at<float>(weight), dim, eps, at<float>(out));
   });
   bind("add_rms_norm", +[](Address x, Address y, int rows, Address weight, int dim, float eps, Address total, Address out) {
     add_rms_norm(at<float>(x), at<float>(y), rows, at<float>(weight), dim, eps, at<float>(total), at<float>(out));
   });
   bind("silu_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
     silu_mul(at<float>(gate_up), row, rows, features, at<float>(out));
+  });
+  bind("gelu_tanh_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
+    gelu_tanh_mul(at<float>(gate_up), row, rows, features, at<float>(out));
+  });
+  bind("softcap", +[](Address x, int rows, int columns, float cap, Address out) {
+    softcap(at<float>(x), rows, columns, cap, at<float>(out));
   });
   bind("rotate", +[](Address x, int64_t x_row, int rows, Address positions, Address cos, Address sin, int context, int heads, int head_dim,
                      bool interleaved, Address out) {

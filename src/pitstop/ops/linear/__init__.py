@@ -1,4 +1,4 @@
-"""y = x Wᵀ with a weight packed once."""
+"""y = x Wᵀ + b with a weight packed once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
 
     Floating-point kinds: each output is one chain of fused multiply-adds over `in`, ascending (native). Quantised kinds: rows are
     rounded to weight.activations by groups of 32, sums within a group are exact integers, groups are added in order by fused
-    multiply-adds. A row that holds an infinity or NaN gives NaN; groups of magnitudes below 2⁻¹⁰⁰ count as zeros.
+    multiply-adds. A row that holds an infinity or NaN gives NaN; groups of magnitudes below 2⁻¹⁰⁰ count as zeros. The bias, where the
+    weight has one, is added last.
     """
     if x.dim() != 2 or x.shape[1] != weight.in_features:
         raise ValueError(f"linear: x must be [rows, {weight.in_features}], got {list(x.shape)}")

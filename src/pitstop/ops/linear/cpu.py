@@ -31,6 +31,8 @@ def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor | Declined:
         dispatch.native.linear(x.data_ptr(), x.stride(0), rows, _FLOATS[kind], data, depth, columns, out.data_ptr())
     else:
         return Declined(f"packed as {kind}")
+    if weight.bias is not None:
+        dispatch.native.add_bias(out.data_ptr(), rows, columns, weight.bias.data_ptr())
     return out
 
 

@@ -48,6 +48,7 @@ class PackedLinear:
     are reduced side by side, each in the order of `in`. "q4", "q8", "int8": data uint8, the layout of csrc/packed.h, 4 or 8 bits a weight
     with a scale (and for q4 a minimum) for each 32, or for int8 each output. "rows": data fp32 [out, in], as torch has it (CUDA).
     activations: what a quantised kind is multiplied by: integers of 16 or 8 bits with an fp32 scale for each 32, or fp32 as they are.
+    bias: [out] fp32, added to every row of the product, or None.
     """
 
     kind: Kind
@@ -55,6 +56,7 @@ class PackedLinear:
     in_features: int
     data: torch.Tensor
     activations: Precision = "int16"
+    bias: torch.Tensor | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}[{self.out_features}, {self.in_features}] on {self.data.device}"

@@ -23,6 +23,11 @@ SMALLEST = 2.0**-100
 
 
 def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+    product = _product(x, weight)
+    return product if weight.bias is None else product + weight.bias
+
+
+def _product(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
     if weight.kind in FLOATS:
         panels = weight.data.float()
         return rowwise(lambda row: torch.matmul(row, panels).transpose(0, 1).flatten(1)[:, : weight.out_features], x)

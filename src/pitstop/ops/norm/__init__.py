@@ -12,9 +12,13 @@ _add_rms_norm = Op("add_rms_norm", cpu=cpu.add_rms_norm, ref=ref.add_rms_norm)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [rows, width] fp32, weight [width] fp32 → x / sqrt(mean(x²) + eps) · weight, [rows, width] fp32."""
-    if x.dim() != 2 or weight.shape != x.shape[1:]:
-        raise ValueError(f"rms_norm: x must be [rows, width] and weight [width], got {list(x.shape)} and {list(weight.shape)}")
+    """x [rows, width] or [rows, heads, width] fp32, weight [width] fp32 → x / sqrt(mean(x²) + eps) · weight, of x's shape, fp32.
+
+    The mean is over `width`: of each head by itself where there are heads.
+    """
+    if x.dim() not in (2, 3) or weight.shape != x.shape[-1:]:
+        shapes = f"{list(x.shape)} and {list(weight.shape)}"
+        raise ValueError(f"rms_norm: x must be [rows, width] or [rows, heads, width] and weight [width], got {shapes}")
     return _rms_norm(x, weight, eps)
 
 

@@ -13,9 +13,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor 
     if reason := refuse(x=x, weight=weight):
         return reason
     x, weight = strided(x), weight.contiguous()
-    rows, width = x.shape
-    out = dispatch.empty(rows, width)
-    dispatch.native.rms_norm(x.data_ptr(), x.stride(0), rows, weight.data_ptr(), width, eps, out.data_ptr())
+    heads = x.shape[1] if x.dim() == 3 else 1
+    out = dispatch.empty(*x.shape)
+    dispatch.native.rms_norm(x.data_ptr(), x.stride(0), len(x), heads, weight.data_ptr(), x.shape[-1], eps, out.data_ptr())
     return out
 
 

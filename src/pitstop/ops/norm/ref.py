@@ -11,7 +11,7 @@ TOLERANCE = 2e-6
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return rowwise(lambda row: row * torch.rsqrt(row.square().mean(dim=1, keepdim=True) + eps) * weight, x)
+    return rowwise(lambda row: row * torch.rsqrt(row.square().mean(dim=-1, keepdim=True) + eps) * weight, x)
 
 
 def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,11 +11,13 @@ _rotate = Op("rotate", cpu=cpu.rotate, ref=ref.rotate)
 _hadamard = Op("hadamard", cpu=cpu.hadamard, ref=ref.hadamard)
 
 
-def tables(positions: int, dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of position · theta^(-2i/dim), each [positions, dim / 2] fp32, computed in fp64 and rounded once."""
-    frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
-    return angles.cos().float(), angles.sin().float()
+def tables(positions: int, frequencies: torch.Tensor, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """factor · cos and factor · sin of position · frequencies, each [positions, dim / 2] fp32, computed in fp64 and rounded once.
+
+    frequencies: [dim / 2] fp64, radians a position.
+    """
+    angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies.double()
+    return (factor * angles.cos()).float(), (factor * angles.sin()).float()
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:

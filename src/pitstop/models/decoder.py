@@ -1,0 +1,171 @@
+"""The decoder that all families are made of: blocks of attention and a feed-forward network around a residual, chosen by the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pitstop.models.config import ModelConfig
+from pitstop.models.rope import Rope
+from pitstop.models.weights.source import ModelSource
+from pitstop.ops import rope
+from pitstop.ops.activation import gelu_tanh_mul, silu_mul, softcap
+from pitstop.ops.linear import PackedLinear, Precision, linear, pack_stored, rows
+from pitstop.ops.norm import add_rms_norm, rms_norm
+from pitstop.types import AttentionSpec, KVView
+
+ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+"""Of ops, by their names in a ModelConfig: [rows, 2 * ffn] → [rows, ffn]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One block's attention. q_norm, k_norm: [head_dim] fp32, or None both."""
+
+    qkv: PackedLinear  # [(heads + 2 * kv_heads) * head_dim, width]
+    output: PackedLinear  # [width, heads * head_dim]
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    spec: AttentionSpec
+
+    def __call__(self, layer: int, hidden: torch.Tensor, view: KVView, config: ModelConfig) -> torch.Tensor:
+        """hidden [rows, width] fp32 → [rows, width] fp32."""
+        c = config
+        heads = linear(hidden, self.qkv).unflatten(1, (c.heads + 2 * c.kv_heads, c.head_dim))
+        q, k, v = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
+        if self.q_norm is not None:
+            q, k = rms_norm(q, self.q_norm, c.norm_eps), rms_norm(k, self.k_norm, c.norm_eps)
+        return linear(view.attend(layer, q, k, v, self.spec).flatten(1), self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedFeedForward:
+    """down(activation(gate(x)) · up(x))."""
+
+    gate_up: PackedLinear  # [2 * ffn, width]
+    down: PackedLinear  # [width, ffn]
+    activation: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [rows, width] fp32 → [rows, width] fp32."""
+        return linear(self.activation(linear(hidden, self.gate_up)), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Norms are [width] fp32; those after attention and feed-forward are None both where the family has none."""
+
+    attention_norm: torch.Tensor
+    attention: Attention
+    after_attention: torch.Tensor | None
+    ffn_norm: torch.Tensor
+    feed_forward: GatedFeedForward
+    after_feed_forward: torch.Tensor | None
+
+
+class Decoder:
+    """A decoder whose forward computes any mixture of requests' rows; the KV cache behind `view` knows which is whose."""
+
+    def __init__(self, source: ModelSource, device: str, context: int, activations: Precision) -> None:
+        c = source.config
+        self.config = c
+        load = Loader(source, device, activations)
+        self._embedding = load.linear("token_embd")
+        self._final_norm = load.vector("output_norm.weight")
+        self._head = self._embedding if c.tied_head else load.linear("output")
+        specs = _specs(c, context, device)
+        self._blocks = [load_block(load, f"blk.{layer}.", c, specs[c.window(layer) >= 0]) for layer in range(c.layers)]
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [rows] int64 → [rows, width] fp32."""
+        x = rows(self._embedding, tokens)
+        return x if self.config.embedding_scale == 1 else x * self.config.embedding_scale
+
+    def forward(self, x: torch.Tensor, view: KVView, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """Embedded rows x [rows, width] fp32 → logits [n, vocab] fp32 of the rows `wanted` [n] int64, or of all: then it calls ops only."""
+        c = self.config
+        next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._final_norm]
+        hidden = rms_norm(x, self._blocks[0].attention_norm, c.norm_eps)
+        for layer, (block, next_norm) in enumerate(zip(self._blocks, next_norms, strict=True)):
+            y = block.attention(layer, hidden, view, c)
+            if block.after_attention is not None:
+                y = rms_norm(y, block.after_attention, c.norm_eps)
+            x, hidden = add_rms_norm(x, y, block.ffn_norm, c.norm_eps)
+            y = block.feed_forward(hidden)
+            if block.after_feed_forward is not None:
+                y = rms_norm(y, block.after_feed_forward, c.norm_eps)
+            x, hidden = add_rms_norm(x, y, next_norm, c.norm_eps)
+        logits = linear(hidden if wanted is None else hidden[wanted], self._head)
+        return softcap(logits, c.logit_softcap) if c.logit_softcap else logits
+
+
+class Loader:
+    """Reads a source's tensors onto a device, under the names and with the shapes that its config has."""
+
+    def __init__(self, source: ModelSource, device: str, activations: Precision) -> None:
+        self._source = source
+        self._shapes = source.config.tensors()
+        self._device = device
+        self._activations = activations
+
+    def vector(self, name: str) -> torch.Tensor:
+        """fp32."""
+        return torch.from_numpy(np.array(self._source.tensor(name, self._shapes[name]).dequantize())).to(self._device)
+
+    def linear(self, *parts: str) -> PackedLinear:
+        """The matrices of the `parts` (names without ".weight"), stacked by rows, with their biases where they have them."""
+        names = [f"{part}.weight" for part in parts]
+        weight = pack_stored([self._source.tensor(name, self._shapes[name]) for name in names], self._device, self._activations)
+        if f"{parts[0]}.bias" not in self._shapes:
+            return weight
+        return replace(weight, bias=torch.cat([self.vector(f"{part}.bias") for part in parts]))
+
+
+def load_block(load: Loader, prefix: str, config: ModelConfig, spec: AttentionSpec) -> Block:
+    """The block whose tensors begin with `prefix`."""
+
+    def named(*parts: str) -> list[str]:
+        return [prefix + part for part in parts]
+
+    def norm(part: str, there: bool = True) -> torch.Tensor | None:
+        return load.vector(f"{prefix}{part}.weight") if there else None
+
+    c = config
+    return Block(
+        attention_norm=norm("attn_norm"),
+        attention=Attention(
+            qkv=load.linear(*named("attn_q", "attn_k", "attn_v")),
+            output=load.linear(*named("attn_output")),
+            q_norm=norm("attn_q_norm", c.qk_norm),
+            k_norm=norm("attn_k_norm", c.qk_norm),
+            spec=spec,
+        ),
+        after_attention=norm("post_attention_norm", c.norms_around),
+        ffn_norm=norm("ffn_norm"),
+        feed_forward=GatedFeedForward(
+            gate_up=load.linear(*named("ffn_gate", "ffn_up")),
+            down=load.linear(*named("ffn_down")),
+            activation=ACTIVATIONS[c.activation],
+        ),
+        after_feed_forward=norm("post_ffw_norm", c.norms_around),
+    )
+
+
+def _specs(config: ModelConfig, context: int, device: str) -> dict[bool, AttentionSpec]:
+    """The attention of layers with a window (True) and of those without, for positions below `context`."""
+    c = config
+
+    def tables(turns: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        rotation = turns.rotation(c.head_dim, context)
+        cos, sin = rope.tables(context, torch.from_numpy(rotation.frequencies), rotation.factor)
+        return cos.to(device), sin.to(device)
+
+    everywhere = AttentionSpec(scale=c.attention_scale, softcap=c.attention_softcap, rope=tables(c.rope), interleaved=c.rope_interleaved)
+    if not c.windows:
+        return {False: everywhere}
+    window = max(c.windows)
+    local = replace(everywhere, window=window, rope=tables(c.local_rope) if c.local_rope else everywhere.rope)
+    return {False: everywhere, True: local}

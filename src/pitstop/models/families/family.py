@@ -1,0 +1,104 @@
+"""What a family is, and what all of dense decoders share: sizes, names of tensors, patterns of windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pitstop.models.config import Activation, ModelConfig
+from pitstop.models.keys import Keys
+from pitstop.models.rope import Rope
+from pitstop.models.rope_keys import read_rope
+
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""By their names in Hugging Face's configs."""
+
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""From GGUF's names of a decoder's parts to those in Hugging Face's checkpoints; the block's follow "blk.N." and "model.layers.N."."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """name: Hugging Face's `model_type`. read: from a model's keys to its config.
+
+    gguf: the architecture's name in GGUF files, None for one that these do not have. gguf_interleaved: the converter to GGUF permutes the
+    rows of q and k so that rotary pairs lie side by side. norm_offset: what is added to the norms' weights of a Hugging Face checkpoint.
+    """
+
+    name: str
+    read: Callable[[Keys], ModelConfig]
+    gguf: str | None = None
+    gguf_interleaved: bool = False
+    norm_offset: float = 0.0
+    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
+    block: Mapping[str, str] = field(default_factory=lambda: BLOCK)
+
+    def hugging_face(self, name: str) -> str:
+        """A tensor's name in Hugging Face's checkpoints, from GGUF's ("blk.3.attn_q.weight")."""
+        stem, _, ending = name.rpartition(".")
+        if not stem.startswith("blk."):
+            return f"{self.outside[stem]}.{ending}"
+        _, layer, part = stem.split(".", 2)
+        return f"model.layers.{layer}.{self.block[part]}.{ending}"
+
+
+def dense(keys: Keys, *, head_dim: int = 0, rope: Rope | None = None, **differences: Any) -> ModelConfig:
+    """The config of a dense decoder: what all families state in the same way, and the `differences` of one.
+
+    head_dim: where the keys state none; 0: width / heads. rope: None for what the keys state in the common way.
+    Raises WeightsError for sizes that do not fit together.
+    """
+    layers, width, heads = keys.integer("num_hidden_layers"), keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    kv_heads = keys.integer("num_key_value_heads", heads)
+    head_dim = keys.integer("head_dim", head_dim or width // heads)
+    if heads % kv_heads:
+        raise keys.refuse("num_attention_heads", f"heads do not divide among {kv_heads} key-value heads")
+    if head_dim % 2:
+        raise keys.refuse("head_dim", f": a head size of {head_dim} is odd, and rotary embedding needs pairs")
+    rope = rope or read_rope(keys, head_dim, keys.number("rope_theta", 10000.0))
+    common = {
+        "architecture": keys.get("model_type"),
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn": keys.integer("intermediate_size"),
+        "vocab_size": keys.integer("vocab_size"),
+        "norm_eps": keys.number("rms_norm_eps", 1e-6),
+        "context": rope.longest(keys.integer("max_position_embeddings")),
+        "rope": rope,
+        "attention_scale": head_dim**-0.5,
+    }
+    if "tied_head" not in differences:
+        common["tied_head"] = keys.flag("tie_word_embeddings")
+    if "activation" not in differences:
+        common["activation"] = keys.choice("hidden_act", ACTIVATIONS, "silu")
+    return ModelConfig(**(common | differences))
+
+
+def windows(keys: Keys, local: Callable[[int], bool], size: int) -> tuple[int, ...]:
+    """Each layer's window: by `layer_types` where the keys have them, else `size` where `local(layer)` says so. size 0: there is none."""
+    layers = keys.integer("num_hidden_layers")
+    types = keys.get("layer_types", ["sliding_attention" if local(layer) else "full_attention" for layer in range(layers)])
+    if not isinstance(types, list) or len(types) != layers or not set(types) <= {"sliding_attention", "full_attention"}:
+        raise keys.refuse("layer_types", f"is not a list of sliding_attention and full_attention, one for each of {layers} layers")
+    if "sliding_attention" not in types:
+        return ()
+    if not size:
+        raise keys.refuse("sliding_window", "is no window, but there are layers with one")
+    return tuple(size if kind == "sliding_attention" else -1 for kind in types)

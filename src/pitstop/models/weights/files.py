@@ -1,0 +1,27 @@
+"""Reading the small files of a model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pitstop.errors import WeightsError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file at `path`. Raises WeightsError when it is missing, cannot be read, or is something else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise WeightsError(path, f"cannot be read: {error.strerror}; fetch the folder again") from error
+    except ValueError as error:
+        raise WeightsError(path, f"is not JSON ({error}); fetch the folder again") from error
+    if not isinstance(value, dict):
+        raise WeightsError(path, "is no JSON object")
+    return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The same, or nothing where there is no such file."""
+    return read_json(path) if path.exists() else {}

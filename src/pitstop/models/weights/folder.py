@@ -1,0 +1,138 @@
+"""Model folders as Hugging Face's libraries write them: config.json, safetensors, tokenizer.json. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pitstop.errors import WeightsError
+from pitstop.models.config import ModelConfig
+from pitstop.models.families import FAMILIES, by_model_type
+from pitstop.models.families.family import Family
+from pitstop.models.keys import Keys
+from pitstop.models.weights.files import read_json
+from pitstop.models.weights.shards import Entry, read_entries
+from pitstop.models.weights.tensor import RawTensor
+from pitstop.models.weights.tokenizer_json import read_vocabulary
+from pitstop.text.vocabulary import Vocabulary
+
+_HARMLESS = frozenset(
+    {
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "bos_token_id",
+        "cache_implementation",
+        "decoder_start_token_id",
+        "dtype",
+        "eos_token_id",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "sep_token_id",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+"""Keys of config.json that matter to training, to other libraries, or to how the same is computed."""
+_NEUTRAL: dict[str, Any] = {
+    "add_cross_attention": False,
+    "attention_bias": False,
+    "chunk_size_feed_forward": 0,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "pruned_heads": {},
+    "rope_interleaved": False,
+    "tie_encoder_decoder": False,
+    "use_bidirectional_attention": False,
+    "use_sliding_window": False,
+}
+"""Keys that change nothing at this value, and that we do not honour at any other."""
+
+_BUFFER = ".rotary_emb.inv_freq"
+"""The end of the names of buffers in old checkpoints, which follow from the config."""
+
+
+class ModelFolder:
+    """An opened folder (source.ModelSource). Use `open_folder`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stated = read_json(path / "config.json")
+        self._family = _family(path / "config.json", self._stated)
+        keys = Keys(path / "config.json", self._stated)
+        self.config: ModelConfig = self._family.read(keys)
+        keys.refuse_unread(_HARMLESS, _NEUTRAL)
+        self._entries = read_entries(path)
+        self._refuse_unknown()
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        """The tensor that GGUF calls `name`, which must have row-major `shape`.
+
+        Raises WeightsError, with the folder's own name of it, when it is missing, has another shape, or is of a kind that we do not read.
+        """
+        theirs = self._family.hugging_face(name)
+        entry = self._entries.get(theirs)
+        if entry is None:
+            raise WeightsError(self.path, "is missing; the folder is incomplete, fetch it again", theirs)
+        if entry.shape != shape:
+            raise WeightsError(entry.file, f"has shape {list(entry.shape)}, expected {list(shape)}", theirs)
+        stored = entry.map(theirs)
+        offset = self._family.norm_offset
+        if offset and "norm." in name:
+            return RawTensor(theirs, "F32", shape, stored.dequantize() + np.float32(offset))
+        return stored
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
+        return read_vocabulary(self.path, self._stated, self.config.vocab_size)
+
+    def _refuse_unknown(self) -> None:
+        known = {self._family.hugging_face(name) for name in self.config.tensors()}
+        tied = {self._family.hugging_face("output.weight")} if self.config.tied_head else set()  # some store the shared matrix twice
+        unknown: dict[str, Entry] = {
+            name: entry for name, entry in self._entries.items() if name not in known | tied and not name.endswith(_BUFFER)
+        }
+        for name, entry in unknown.items():
+            raise WeightsError(entry.file, f"no part of a {self.config.architecture} decoder as config.json describes it", name)
+
+
+def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
+    """Open the folder and check its structure: every key is honoured, every tensor lies within its file and has a place in the decoder.
+
+    Raises WeightsError, one line naming the file and, where there is one, the tensor.
+    """
+    return ModelFolder(Path(path))
+
+
+def _family(path: Path, stated: dict[str, Any]) -> Family:
+    family = by_model_type(stated.get("model_type"))
+    if family is None:
+        known = ", ".join(family.name for family in FAMILIES)
+        raise WeightsError(path, f"model_type {stated.get('model_type')!r} is unknown; we run: {known}")
+    kinds = stated.get("architectures") or []
+    if not all(isinstance(kind, str) and kind.endswith("ForCausalLM") for kind in kinds):
+        raise WeightsError(path, f"architectures = {kinds!r}: no decoder that generates text")
+    return family

@@ -1,0 +1,40 @@
+"""What a model is read from: a GGUF file or a Hugging Face folder. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from pitstop.models.config import ModelConfig
+from pitstop.models.weights.folder import open_folder
+from pitstop.models.weights.gguf import open_gguf
+from pitstop.models.weights.tensor import RawTensor
+from pitstop.text.vocabulary import Vocabulary
+
+
+class ModelSource(Protocol):
+    """An opened model. Tensors go by GGUF's names, and hold what the decoder multiplies by."""
+
+    path: Path
+    config: ModelConfig
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        """The tensor `name`, which must have row-major `shape`.
+
+        Raises WeightsError when it is missing, has another shape, or is stored in a way that we do not read.
+        """
+        ...
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
+        ...
+
+
+def open_model(path: str | os.PathLike[str]) -> ModelSource:
+    """The model in a GGUF file or in a folder as Hugging Face's libraries write it; every key of it is honoured.
+
+    Raises WeightsError, one line naming the file and, where there is one, the tensor.
+    """
+    path = Path(path)
+    return open_folder(path) if path.is_dir() else open_gguf(path)

@@ -1,0 +1,158 @@
+"""A folder's tokenizer: tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pitstop.errors import WeightsError
+from pitstop.models.weights.files import read_json, read_json_if_there
+from pitstop.text.vocabulary import TokenType, Vocabulary
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int) -> Vocabulary:
+    """The vocabulary of a folder whose config.json holds `config`.
+
+    Ids that the tokenizer has no token for (rows that only pad the matrix) stand for no text. Added tokens beyond `vocab_size` have no
+    embedding and are left out.
+    Raises WeightsError naming the file: a part is missing, of another kind, or outside the vocabulary.
+    """
+    path = folder / "tokenizer.json"
+    stated = read_json(path)
+    settings, generation = (read_json_if_there(folder / name) for name in ("tokenizer_config.json", "generation_config.json"))
+    try:
+        model = _spelling(path, stated)
+        words: dict[str, int] = stated["model"]["vocab"]
+        added = {token["content"]: token for token in stated.get("added_tokens") or []}
+        tokens, types = _tokens(path, words, added, vocab_size, model)
+        ids = words | {content: token["id"] for content, token in added.items()}
+        definition = _definition(stated, {content for content, token in added.items() if token["special"]})
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise WeightsError(path, f"is no tokenizer as the tokenizers library writes it ({type(error).__name__}: {error})") from error
+    bos, eos = (_special(settings, config, ids, name) for name in ("bos", "eos"))
+    for name, token in (("bos", bos), ("eos", eos)):
+        if token is not None and not 0 <= token < vocab_size:
+            raise WeightsError(folder / "config.json", f"{name}_token_id = {token} is outside the vocabulary of {vocab_size}")
+    return Vocabulary(
+        model=model,
+        pre="",
+        tokens=tokens,
+        types=types,
+        merges=[],
+        bos=bos,
+        eos=eos,
+        add_bos=_adds_bos(path, stated, settings, {content: ids[content] for content in added}, bos),
+        chat_template=_chat_template(folder, settings),
+        definition=definition,
+        ends=_ends(folder, generation, config, vocab_size),
+    )
+
+
+def _parts(node: Any) -> Iterator[dict[str, Any]]:
+    """A step of the tokenizer's pipeline and those that it is a sequence of."""
+    if isinstance(node, dict):
+        yield node
+        for name in ("normalizers", "pretokenizers", "decoders", "processors"):
+            for inner in node.get(name, ()):
+                yield from _parts(inner)
+
+
+def _spelling(path: Path, stated: dict[str, Any]) -> str:
+    """How tokens spell text, by GGUF's names: "gpt2" is byte-level, "llama" has ▁ for a space and <0xAB> for a byte."""
+    model = stated["model"]
+    if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise WeightsError(path, f"a tokenizer of type {model.get('type')!r} or with prefixes and suffixes; we have BPE without these")
+    kinds = {part["type"] for step in ("pre_tokenizer", "decoder") for part in _parts(stated.get(step))}
+    for token in stated.get("added_tokens") or []:
+        if token["lstrip"] or token["rstrip"] or token["single_word"]:
+            raise WeightsError(path, f"added token {token['content']!r} takes the space around it or stands alone only: not honoured yet")
+    if "ByteLevel" in kinds:
+        return "gpt2"
+    if model.get("byte_fallback"):
+        return "llama"
+    raise WeightsError(path, "neither byte-level nor with a token for each byte: some texts could not be written")
+
+
+def _tokens(
+    path: Path, words: dict[str, int], added: dict[str, dict[str, Any]], vocab_size: int, model: str
+) -> tuple[list[str], list[int]]:
+    """Spellings and types by id."""
+    tokens, types = [""] * vocab_size, [int(TokenType.UNUSED)] * vocab_size
+    for token, id in words.items():
+        if not 0 <= id < vocab_size:
+            raise WeightsError(path, f"token {token!r} has the id {id}, outside the vocabulary of {vocab_size}")
+        byte = model == "llama" and _BYTE.fullmatch(token)
+        tokens[id], types[id] = token, int(TokenType.BYTE if byte else TokenType.NORMAL)
+    for content, token in added.items():
+        if 0 <= token["id"] < vocab_size:
+            tokens[token["id"]] = content
+            types[token["id"]] = int(TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED)
+    return tokens, types
+
+
+def _definition(stated: dict[str, Any], special: set[str]) -> str:
+    """The tokenizer for plain text: no added token is looked for, nothing is put around, and nothing can merge into a special token."""
+    model = stated["model"]
+    merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
+    kept = special - {model.get("unk_token")}
+    plain = {
+        "vocab": {token: id for token, id in model["vocab"].items() if token not in kept},
+        "merges": [[left, right] for left, right in merges if special.isdisjoint((left, right, left + right))],
+    }
+    around = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    return json.dumps(stated | around | {"model": model | plain}, ensure_ascii=False)
+
+
+def _special(settings: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int], name: str) -> int | None:
+    """The id of "bos" or "eos": by the tokenizer's settings, else by config.json."""
+    token = settings.get(f"{name}_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if isinstance(token, str) and token in ids:
+        return ids[token]
+    id = config.get(f"{name}_token_id")
+    id = id[0] if isinstance(id, list) and id else id
+    return id if isinstance(id, int) else None
+
+
+def _adds_bos(path: Path, stated: dict[str, Any], settings: Mapping[str, Any], added: Mapping[str, int], bos: int | None) -> bool:
+    """Whether a text without a chat template starts with `bos`. Raises WeightsError where other tokens are put around it."""
+    around = next((part for part in _parts(stated.get("post_processor")) if part["type"] == "TemplateProcessing"), None)
+    if around is None:
+        return settings.get("add_bos_token") is True and bos is not None
+    shape = [next(iter(item)) for item in around["single"]]
+    tokens = [added.get(item["SpecialToken"]["id"]) for item in around["single"] if "SpecialToken" in item]
+    if shape == ["Sequence"]:
+        return False
+    if shape == ["SpecialToken", "Sequence"] and tokens == [bos]:
+        return True
+    raise WeightsError(path, "post_processor puts other tokens than the first one around a text, which is not honoured yet")
+
+
+def _ends(folder: Path, generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Ids that end an answer, as generation_config.json has them, else config.json."""
+    file, stated = ("generation_config.json", generation.get("eos_token_id"))
+    if stated is None:
+        file, stated = "config.json", config.get("eos_token_id")
+    ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    for token in ends:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise WeightsError(
+                folder / file, f"eos_token_id = {stated!r} is no token of the vocabulary of {vocab_size}, nor a list of such"
+            )
+    return tuple(ends)
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """From a file of its own, else from the tokenizer's settings: the one called "default" where there are several."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = next((one.get("template") for one in template if one.get("name") == "default"), None)
+    return template if isinstance(template, str) else None

@@ -1,0 +1,123 @@
+"""Every family against transformers on a tiny seeded model, with an fp32 cache: logits, greedy tokens, and answers to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from logits import prompt_logits
+from test_bit_exact import check_matrix
+from tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_model
+
+from pitstop import LLM, SamplingParams
+from pitstop.engine import llm as llm_module
+from pitstop.models.weights.source import open_model
+
+MAX_DIFFERENCE = 2e-5
+"""Of logits, relative to the largest: fp32 rounding in another order of summation."""
+
+LENGTH = 300
+"""Tokens of the prompt: it fills two segments, reads both from the third, and is longer than the windows."""
+
+FAULTS = {
+    "llama": {"output_bias": False, "norm_eps": 1e-2},
+    "mistral": {"windows": (), "activation": "gelu_tanh"},
+    "qwen2": {"qkv_bias": False, "windows": (-1, 47, 47)},
+    "qwen3": {"qk_norm": False, "attention_scale": 1.0},
+    "gemma2": {
+        "attention_softcap": 0.0,
+        "logit_softcap": 0.0,
+        "windows": (-1, 48, -1),
+        "embedding_scale": 1.0,
+        "norms_around": False,
+        "activation": "silu",
+        "attention_scale": 0.25,
+    },
+    "gemma3_text": {"local_rope": None, "qk_norm": False, "windows": ()},
+}
+"""By family, what a config must not lose: each alone is far outside the tolerance."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("families")
+
+    def folder(family: str) -> Path:
+        return root / family if (root / family).exists() else write_tiny_model(root / family, family)
+
+    return folder
+
+
+def prompt() -> list[int]:
+    return torch.randint(3, 259, (LENGTH,), generator=torch.Generator().manual_seed(7)).tolist()
+
+
+def exact(folder: Path, **options) -> LLM:
+    return LLM(folder, codec="raw32", **options)
+
+
+@torch.inference_mode()
+def reference_logits(folder: Path, tokens: list[int]) -> np.ndarray:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return model(torch.tensor([tokens])).logits[0].numpy()
+
+
+def difference(ours: np.ndarray, expected: np.ndarray) -> float:
+    """The largest of all logits', relative to the largest logit."""
+    assert ours.shape == expected.shape
+    return float(np.abs(ours - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_match(folders, family: str) -> None:
+    found = difference(prompt_logits(exact(folders(family)), prompt()), reference_logits(folders(family), prompt()))
+    print(f"{family}: max difference of logits {found:.1e} of the largest")
+    assert found <= MAX_DIFFERENCE
+
+
+@pytest.mark.parametrize(("family", "field"), [(family, field) for family, faults in FAULTS.items() for field in faults])
+def test_a_planted_fault_is_seen(folders, family: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_model(folders(family))
+    source.config = replace(source.config, **{field: FAULTS[family][field]})
+    monkeypatch.setattr(llm_module, "open_model", lambda path: source)
+    found = difference(prompt_logits(exact(folders(family)), prompt()), reference_logits(folders(family), prompt()))
+    assert found > 50 * MAX_DIFFERENCE, found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_match(folders, family: str) -> None:
+    """Decoded from the middle of a segment into the next."""
+    ours = exact(folders(family)).generate([prompt()], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))[0].tokens
+    best = reference_logits(folders(family), prompt() + ours)[LENGTH - 1 : -1].argmax(1)
+    assert ours == best.tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_do_not_depend_on_company(folders, family: str) -> None:
+    check_matrix(folders(family), longest=200, count=8, backend="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_weights_are_read_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = write_tiny_model(tmp_path / "tiny", "gemma3_text", dtype=dtype)
+    assert difference(prompt_logits(exact(folder), prompt()), reference_logits(folder, prompt())) <= MAX_DIFFERENCE
+
+
+def test_the_reference_backend_agrees(folders) -> None:
+    native, plain = (prompt_logits(exact(folders("gemma2"), backend=backend), prompt()[:140]) for backend in ("cpu", "ref"))
+    assert difference(plain, native) <= MAX_DIFFERENCE
+
+
+def test_text_in_and_out(folders) -> None:
+    llm = exact(folders("qwen3"))
+    assert llm.tokenizer.vocab_size == VOCAB_SIZE
+    assert llm.tokenizer.decode(llm.tokenizer.encode("Grüße, 你好")) == "Grüße, 你好"
+    answer = llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8, temperature=0.0))
+    assert answer.prompt[0] == 1  # <|im_start|>
+    assert 1 <= len(answer.tokens) <= 8
