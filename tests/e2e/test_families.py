@@ -12,6 +12,7 @@ import torch
 from logits import prompt_logits
 from test_bit_exact import check_matrix
 from tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_model
+from to_gguf import KEYS, write_gguf
 
 from pitstop import LLM, SamplingParams
 from pitstop.engine import llm as llm_module
@@ -101,6 +102,19 @@ def test_greedy_tokens_match(folders, family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_do_not_depend_on_company(folders, family: str) -> None:
     check_matrix(folders(family), longest=200, count=8, backend="cpu")
+
+
+@pytest.mark.parametrize("family", KEYS)
+def test_gguf_files_hold_the_same_models(tmp_path: Path, family: str) -> None:
+    """What a GGUF file does not state (the biases of q, k and v aside) is left at what its family has."""
+    changes = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}, "llama": {"attention_bias": False}}
+    switched_off = {"use_sliding_window": False} if family == "qwen2" else {}
+    folder = write_tiny_model(tmp_path / family, family, **changes.get(family, {}), **switched_off)
+    of_folder, of_file = (prompt_logits(exact(path), prompt()) for path in (folder, write_gguf(tmp_path / "tiny.gguf", folder)))
+    if family == "llama":  # its rows of q and k lie in another order
+        assert difference(of_file, of_folder) <= MAX_DIFFERENCE
+    else:
+        assert np.array_equal(of_file, of_folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
