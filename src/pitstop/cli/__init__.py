@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pitstop import __version__
-from pitstop.cli import chat, doctor, generate, kv_report, models, serve, verify, verify_all, verify_load, verify_soak
+from pitstop.cli import chat, doctor, generate, kv_report, models, serve, verify, verify_all, verify_functional, verify_load, verify_soak
 from pitstop.errors import PitstopError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("doctor")(doctor.doctor)
 app.command("kv-report")(kv_report.kv_report)
 verify.app.command("all")(verify_all.verify_all)
 verify.app.command("report")(verify_all.verify_report)
+verify.app.command("functional")(verify_functional.functional)
 verify.app.command("load")(verify_load.load)
 verify.app.command("soak")(verify_soak.soak)
 app.add_typer(verify.app, name="verify")

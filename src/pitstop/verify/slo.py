@@ -41,7 +41,7 @@ class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class FunctionalLimits(_Limits):
-    """`failures`: required cases that may fail."""
+    """`failures`: cases that may fail; an optional feature that the server refuses by name is no failure."""
 
     failures: int | None = 0
 

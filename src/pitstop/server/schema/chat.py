@@ -32,14 +32,15 @@ class Message(Body):
     """One turn. Parts are joined in order with nothing between them. What the template does with `name` is the model's affair."""
 
     role: Role = Field(description="As the model's template knows them; developer is another word for system.")
+    # Before content, so that a turn of calls without content is refused for the calls.
+    tool_calls: only([]) = None
+    function_call: only() = None
     content: Content
     name: str | None = None
     tool_call_id: str | None = None
     refusal: only() = None
     audio: only() = None
     annotations: only([]) = None
-    tool_calls: only([]) = None
-    function_call: only() = None
 
     def for_template(self) -> dict[str, Any]:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)

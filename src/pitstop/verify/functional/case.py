@@ -40,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     stream: bool = False
     close_after: Count | None = None  # events of a stream
     times: Count = 1
+    probe: bool = False  # what it expects is the sign of the optional feature; not met: unsupported
     expect: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -90,15 +91,15 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def plan(self) -> list[Step]:
         """The steps. Raises msgspec.ValidationError for one that is not of the form."""
         return [
-            Step(msgspec.convert(step, Parallel).parallel, True)
-            if "parallel" in step
-            else Step([msgspec.convert(step, Request)], False)
+            Step(msgspec.convert(step, Parallel).parallel, True) if "parallel" in step else Step([msgspec.convert(step, Request)], False)
             for step in self.steps
         ]
 
     def check(self) -> None:
         """Raise ValueError where a template or a path speaks of an answer that is not there."""
         known: set[str] = set()
+        if not self.optional and any(request.probe for requests, _ in self.plan for request in requests):
+            raise ValueError("probe: only in a case of an optional feature")
         for requests, _ in self.plan:
             for request in requests:
                 sent = [request.chat, request.complete, request.send, request.fields, request.body, request.raw, request.headers]
@@ -140,7 +141,7 @@ def load_cases(only: str | None = None, folder: Path = CASES) -> list[Case]:
     pattern = only if only is None or set(only) & set("*?[") else f"*{only}*"
     chosen = [case for case in cases.values() if pattern is None or _matches(case, pattern.lower())]
     if not chosen:
-        raise ConfigError(f"no case matches {only!r}; `pitstop verify functional --list` lists them" if only else f"{folder} has no cases")
+        raise ConfigError(f"no case matches {only!r}; `pitstop verify functional --list` lists all" if only else f"{folder} has no cases")
     return chosen
 
 

@@ -41,7 +41,7 @@ def find_context(target: Target) -> int:
             return lengths[0]
         try:
             return int(client.get("/props").json()["default_generation_settings"]["n_ctx"])
-        except (ValueError, KeyError, TypeError):
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return 0
 
 
@@ -71,12 +71,14 @@ class Player:
         if not step.at_once:
             return [[await self._send(request, i) for i in range(request.times)] for request in step.requests]
         tasks = [[asyncio.ensure_future(self._send(request, i)) for i in range(request.times)] for request in step.requests]
+        every = list(itertools.chain(*tasks))
         try:
-            return [list(await asyncio.gather(*group)) for group in tasks]
+            await asyncio.gather(*every)
         finally:
-            for task in itertools.chain(*tasks):
+            for task in every:
                 task.cancel()
-            await asyncio.gather(*itertools.chain(*tasks), return_exceptions=True)
+            await asyncio.gather(*every, return_exceptions=True)
+        return [[task.result() for task in group] for group in tasks]
 
     def _fill(self, value: Any, i: int = 0, **more: Any) -> Any:
         try:
@@ -86,6 +88,14 @@ class Player:
 
     async def _send(self, request: Request, i: int) -> Answer:
         """One exchange, and what is expected of it."""
+        try:
+            return await self._exchange_and_check(request, i)
+        except Unmet as unmet:
+            if request.probe:
+                raise Declined(f"{self._case.optional[0]}: {unmet}") from None
+            raise
+
+    async def _exchange_and_check(self, request: Request, i: int) -> Answer:
         method, route, content, headers = self._compose(request, i)
         answer = await self._exchange(method, route, content, headers, request)
         if "status" not in request.expect:
@@ -160,7 +170,7 @@ class Player:
                     answer.first_seconds = answer.first_seconds or time.perf_counter() - start
                     pieces.append(piece)
                     events += piece.count(b"\n\n")
-                    if request.close_after is not None and events >= request.close_after and answer.status == 200:
+                    if answer.status == 200 and request.close_after is not None and events >= request.close_after:
                         answer.closed = True
                         break
         except httpx.HTTPError as error:

@@ -37,9 +37,7 @@ Progress = Callable[[int, int, Result], None]
 """Called after each case: how many are done, of how many, and the case's result."""
 
 
-def run(
-    target: Target, limits: FunctionalLimits, *, only: str | None = None, seed: int = 0, progress: Progress | None = None
-) -> Outcome:
+def run(target: Target, limits: FunctionalLimits, *, only: str | None = None, seed: int = 0, progress: Progress | None = None) -> Outcome:
     """All cases, or those that `only` matches, in an order drawn from `seed`. Raises ConfigError when none matches."""
     return run_cases(load_cases(only), target, limits, seed=seed, progress=progress)
 
@@ -83,10 +81,13 @@ async def _play_all(cases: Sequence[Case], target: Target, progress: Progress | 
 
 
 async def play(case: Case, target: Target, context: int) -> Result:
-    """One case on connections of its own, within its time. context: the server's in tokens, 0: unknown."""
+    """One case within its time, each request on a connection of its own: a server may close an idle one at any moment.
+
+    context: the server's in tokens, 0: unknown.
+    """
     began = time.perf_counter()
     state, reason = "passed", ""
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     client = httpx.AsyncClient(base_url=target.url, headers=target.headers, timeout=None, limits=limits, trust_env=False)
     try:
         async with client, asyncio.timeout(case.seconds):
