@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pitstop.models.weights.config import ModelConfig
+from pitstop.models.config import ModelConfig
 
 STEP_ROWS = 16.0
 """A step reads all weights once, which takes about as long as computing so many rows."""
