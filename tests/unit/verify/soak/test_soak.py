@@ -32,7 +32,7 @@ def check(outcome: Outcome, name: str) -> Check:
 def test_what_lasts_is_caught_and_what_does_not_passes():
     with fake_server("--lasting", "handles=40", "--lasting", "threads=50", "--lasting", "drift=200") as server:
         seen = []
-        outcome = soak.run(connect(server.url), SoakLimits(memory_kb_per_request=None), soak.Plan(seconds=10), report=seen.append)
+        outcome = soak.run(connect(server.url), SoakLimits(memory_kb_per_request=None), soak.Plan(seconds=8), report=seen.append)
     assert [failed.name for failed in outcome.failures] == ["soak.handles", "soak.threads", "soak.drifted_answers"], outcome.failures
     first, last = outcome.figures["first"], outcome.figures["last"]
     assert last["handles"] - first["handles"] >= outcome.figures["requests"] // 40
@@ -48,7 +48,7 @@ def test_what_lasts_is_caught_and_what_does_not_passes():
 def test_an_interrupted_soak_goes_on_where_it_was(tmp_path: Path):
     state, result = tmp_path / "state.jsonl", tmp_path / "result.json"
     with fake_server() as server:
-        command = [sys.executable, "-m", "pitstop.cli", "verify", "soak", server.url, "--seconds", "6", "--seed", "5"]
+        command = [sys.executable, "-m", "pitstop.cli", "verify", "soak", server.url, "--seconds", "4", "--seed", "5"]
         process = subprocess.Popen([*command, "--state", str(state), "--json", str(result)], stdout=subprocess.PIPE, text=True)
         until(lambda: state.exists() and state.read_bytes().count(b"\n") > 4, 30)
         process.send_signal(signal.SIGINT)
@@ -64,9 +64,9 @@ def test_an_interrupted_soak_goes_on_where_it_was(tmp_path: Path):
         outcome = soak.resume(connect(server.url), NO_GROWTH, state)
     whole = record.reopen(state)
     assert (whole.header, whole.samples[: len(half.samples)]) == (half.header, half.samples)
-    assert whole.header.plan == soak.Plan(seconds=6, seed=5)
+    assert whole.header.plan == soak.Plan(seconds=4, seed=5)
     assert outcome.passed, outcome.failures
-    assert 6 <= outcome.seconds < 9
+    assert 4 <= outcome.seconds < 8
     numbers = [sample.number for sample in whole.samples]
     assert numbers == sorted(set(numbers))
     assert judge(whole, NO_GROWTH, outcome.seconds) == outcome  # the file is all that the verdict is made of
