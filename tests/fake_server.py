@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import logging
 import sys
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from faults import Fault
 from lasting import Lasting
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
-from pitstop.config import EngineConfig, PoolConfig, ServerConfig
+from pitstop.cli.logs import configure_logs
+from pitstop.config import TLS, EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine import protocol
 from pitstop.server.service import Texts
 from pitstop.text.template import ChatTemplate
@@ -46,6 +46,9 @@ async def serve() -> None:
         max_per_key=options.max_per_key,
         max_choices=16,
         request_timeout=options.timeout,
+        tls=TLS(*options.tls) if options.tls else None,
+        log_prompts=options.log_prompts,
+        otel=options.otel,
         admin=options.admin,
         admin_key=options.admin_key,
     )
@@ -79,10 +82,14 @@ parser.add_argument("--strict-template", action="store_true")
 parser.add_argument("--admin", action="store_true")
 parser.add_argument("--admin-key", default="")
 parser.add_argument("--max-logits", type=int, default=protocol.MAX_LOGITS)
+parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"))
+parser.add_argument("--otel", action="store_true")
+parser.add_argument("--log-format", default="text")
+parser.add_argument("--log-prompts", action="store_true")
 parser.add_argument("--fault", default="", help="one of tests/faults.py")
 parser.add_argument("--lasting", action="append", default=[], help="of tests/lasting.py")
 parser.add_argument("worker", nargs="*")
 options = parser.parse_args()
 protocol.MAX_LOGITS = options.max_logits
-logging.basicConfig(level="INFO")
+configure_logs("info", options.log_format)
 asyncio.run(serve())

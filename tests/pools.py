@@ -64,7 +64,7 @@ def requests(prompt: str, choices: int = 1, timeout: float | None = None, **para
 def ask(pool: Pool, prompt: str, **options) -> Stream:
     wanted = requests(prompt, **options)
     with pool.enter(len(wanted)) as place:
-        return place.submit(wanted)
+        return place.fit(wanted).submit(wanted)
 
 
 async def answer(stream: Stream) -> tuple[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 
@@ -128,11 +129,23 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 @contextmanager
 def fake_server(
-    *options: str, worker: tuple[str, ...] = (), ready: bool = True, key: str = "none", group: bool = False
+    *options: str,
+    worker: tuple[str, ...] = (),
+    ready: bool = True,
+    key: str = "none",
+    group: bool = False,
+    log: Path | None = None,
+    env: dict[str, str] | None = None,
 ) -> Iterator[Server]:
-    """The front before a worker without a model. ready: wait until it is; else only until it listens. group: a process group of its own."""
+    """The front before a worker without a model. ready: wait until it is; else only until it listens. group: a process group of its own.
+
+    log: where its stderr goes; env: variables beside this process's own.
+    """
     command = [sys.executable, str(HERE / "fake_server.py"), *options, "--", *worker]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0 if group else None)
+    with open(log, "wb") if log else nullcontext() as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0 if group else None, env=os.environ | (env or {})
+        )
     try:
         listening = re.fullmatch(r"listening (\d+)\n", process.stdout.readline())
         assert listening, "the server did not come up; its log above says why"

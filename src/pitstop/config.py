@@ -52,6 +52,14 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TLS:
+    """Paths of a certificate chain and its key, in PEM format."""
+
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP front. Sizes in bytes, times in seconds."""
 
@@ -64,8 +72,15 @@ class ServerConfig:
     max_choices: int = 16
     request_timeout: float = 600.0
     keep_alive: float = 75.0  # longer than common proxies' upstream keep-alive
+    tls: TLS | None = None
+    log_prompts: bool = False  # whether the access log has the prompts' text
+    otel: bool = False  # whether traces go to OpenTelemetry
     admin: bool = False  # whether there are /admin routes
     admin_key: str = ""  # what they need; without one they need what the API needs, and are for loopback only
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls is not None else "http"
 
     def __post_init__(self) -> None:
         if self.admin and not self.admin_key and not is_loopback(self.host):

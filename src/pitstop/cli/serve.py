@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pitstop.cli.logs import configure_logs
 from pitstop.cli.options import (
     Activations,
     Backend,
@@ -22,7 +22,8 @@ from pitstop.cli.options import (
     get_model,
     size_option,
 )
-from pitstop.config import EngineConfig, KVConfig, PoolConfig, ServerConfig, admin_key_from_env, api_keys_from_env
+from pitstop.config import TLS, EngineConfig, KVConfig, PoolConfig, ServerConfig, admin_key_from_env, api_keys_from_env
+from pitstop.errors import ConfigError
 from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
 
 if TYPE_CHECKING:
@@ -67,17 +68,21 @@ def serve(
     admin: Annotated[
         bool, typer.Option("--admin", help="Have the /admin routes. Their key is PITSTOP_ADMIN_KEY, which other hosts than loopback need.")
     ] = _SERVER.admin,
+    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate chain, in PEM format.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
+    otel: Annotated[bool, typer.Option("--otel", help="Send traces to OpenTelemetry, as the OTEL_* variables say.")] = _SERVER.otel,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged to stderr.")] = "info",
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="json: an object a line.")] = "text",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log the prompts' text, too.")] = _SERVER.log_prompts,
 ) -> None:
     """Serve MODEL through the OpenAI API, by default on http://127.0.0.1:8000.
 
     A named model is fetched once. Clients need one of the keys in PITSTOP_API_KEYS (separated by commas) when that is set.
     Ctrl-C stops: new requests are refused, those in flight finish; a second Ctrl-C stops at once.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if log_level == "info":
-        for noisy in ("httpx", "uvicorn"):
-            logging.getLogger(noisy).setLevel("WARNING")
+    configure_logs(log_level, log_format)
+    if bool(tls_cert) != bool(tls_key):
+        raise ConfigError("--tls-cert and --tls-key belong together; give both, or neither for plain HTTP")
     path = get_model(model)
     server = ServerConfig(
         model_name=model_name or (model if model in MODELS else path.resolve().name if path.is_dir() else path.stem),
@@ -87,6 +92,9 @@ def serve(
         max_per_key=max_per_key,
         max_body=max_body,
         request_timeout=request_timeout,
+        tls=TLS(tls_cert, tls_key) if tls_cert else None,
+        log_prompts=log_prompts,
+        otel=otel,
         admin=admin,
         admin_key=admin_key_from_env(),
     )
@@ -112,7 +120,7 @@ def serve(
 def announcement(server: ServerConfig, facts: Ready) -> str:
     """What the operator reads when the server is ready: the address, the capacity, and a line to try."""
     host = f"[{server.host}]" if ":" in server.host else server.host
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{server.port}"
+    address = f"{server.scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{server.port}"
     question = {"model": server.model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
     lines = [

@@ -38,10 +38,14 @@ class Place:
         journal.hold(self, more)
         self._held = choices
 
-    def submit(self, requests: list[Request]) -> Stream:
-        """Queue the choices, as many places as they need. Raises Overloaded, or Unavailable when the server stops by now."""
+    def fit(self, requests: list[Request]) -> Self:
+        """Hold as many places as these choices need, now that their prompts are known. Raises Overloaded."""
         self._hold(len(requests))
         self._check_tokens(sum(map(prompt_tokens, requests)))
+        return self
+
+    def submit(self, requests: list[Request]) -> Stream:
+        """Queue the choices. Raises Unavailable when the server stops by now."""
         self._release()
         return self._submit(requests)
 

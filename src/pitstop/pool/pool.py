@@ -276,8 +276,9 @@ class Pool:
     def on_step(self, member: Member, step: Step, deltas: list[Delta]) -> None:
         now = time.monotonic()
         for request_id in step.admitted:
-            if request_id in member.entries:
-                self.journal.move(member.entries[request_id], "running")
+            if (entry := member.entries.get(request_id)) is not None:
+                self.journal.move(entry, "running")
+                entry.stream.admitted = entry.stream.admitted or now
         for request_id in step.preempted:
             if request_id in member.entries:
                 self.journal.move(member.entries[request_id], "queued")

@@ -57,6 +57,7 @@ class Stream:
         self._wake: asyncio.Future[None] | None = None
         self._cancel = cancel
         self.cancelled = False  # by `cancel`, before it had ended
+        self.admitted: float | None = None  # when an engine began with the first choice, in monotonic seconds
 
     @property
     def open(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from pitstop.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, PitstopError, Unavailable
+from pitstop.server.record import record
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """The exception handler of the app."""
     status, body, headers = describe(error)
+    record().error = body["error"]["code"]
     if status >= 500:
         log.warning("%s %s: %s", request.method, request.url.path, error)
     return JSONResponse(body, status, headers)

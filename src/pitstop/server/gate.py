@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from collections.abc import AsyncIterator
 
@@ -14,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pitstop.server.errors import describe
 from pitstop.server.keys import match
+from pitstop.server.record import Record, current, record
 from pitstop.server.service import Service, service_of
+from pitstop.server.tracing import TRACE_HEADERS
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +38,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
-
+        about = self._new_record(scope)
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -45,29 +46,43 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
+                headers["X-Request-Id"] = about.id
                 if self._service.stopping.is_set():
                     headers["Connection"] = "close"
-                self._service.metrics.response(getattr(scope.get("route"), "path", "other"), message["status"])
+                about.route, about.status = getattr(scope.get("route"), "path", "other"), message["status"]
+                self._service.metrics.response(about.route, about.status)
             await send(message)
 
+        token = current.set(about)
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            log.exception("request %s failed", request_id)
+            log.exception("a request failed")
+            about.error = "internal_error"
             if not started:
                 status, body, headers = describe(error)
                 await JSONResponse(body, status, headers)(scope, receive, send_with_id)
+        finally:
+            about.ended = time.monotonic()
+            self._service.finished(about)
+            current.reset(token)
+
+    def _new_record(self, scope: Scope) -> Record:
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        traced = {name: headers[name] for name in TRACE_HEADERS if name in headers} if self._service.config.otel else {}
+        return Record(request_id, scope["method"], headers=traced)
 
 
 async def authorize(request: Request) -> None:
     """A route's dependency: raise Refused 401 unless the request bears one of the server's API keys."""
-    request.state.key = service_of(request).keys.identify(request.headers.get("authorization", ""))
+    record().key = service_of(request).keys.identify(request.headers.get("authorization", ""))
 
 
 async def take_slot(request: Request) -> AsyncIterator[None]:
     """A route's dependency, after `authorize`: hold one of the key's slots until the answer is out."""
-    with service_of(request).keys.slot(request.state.key):
+    with service_of(request).keys.slot(record().key):
         yield
 
 

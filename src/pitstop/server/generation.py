@@ -14,6 +14,7 @@ from pitstop.errors import ContextLengthExceeded, InvalidRequest
 from pitstop.pool import Pool, TokenScore
 from pitstop.server.body import read_body
 from pitstop.server.prepared import Prepared
+from pitstop.server.record import Record, record
 from pitstop.server.schema import Generation
 from pitstop.server.schema.answers import Chunk
 from pitstop.server.service import Service, service_of
@@ -34,9 +35,23 @@ async def generate(http: HTTPRequest, prepare: Prepare) -> Response:
     pool = service.ready_pool()
     body = await read_body(http, service.config.max_body)
     with pool.enter() as place:
+        about = record()
+        about.encoding = time.monotonic()
         prepared = await service.think(prepare, service, pool, body, arrival)
-        stream = place.submit(prepared.requests)
+        await _describe(about, service, prepared)
+        stream = place.fit(prepared.requests).submit(prepared.requests)
+        about.queued = time.monotonic()
     return await respond(http, prepared, stream)
+
+
+async def _describe(about: Record, service: Service, prepared: Prepared) -> None:
+    first = prepared.requests[0]
+    about.model, about.params, about.stream = service.config.model_name, first.params, prepared.stream
+    about.answer, about.choices = first.group.partition("/")[0], 1 + max(request.choice for request in prepared.requests)
+    prompts = [request.prompt for request in prepared.requests if request.choice == 0]
+    about.prompt_tokens = sum(map(len, prompts))
+    if service.config.log_prompts:
+        about.prompts = await service.think(lambda: [service.texts.tokenizer.decode(prompt) for prompt in prompts])
 
 
 def new_head(prefix: str, kind: str, model: str) -> Chunk:

@@ -21,7 +21,10 @@ from pitstop.models.weights.source import open_model
 from pitstop.pool import Pool, Process
 from pitstop.pool.worker import WORKER_COMMAND
 from pitstop.server.app import create_app
+from pitstop.server.record import name_requests_in_logs
 from pitstop.server.service import Service, Texts
+from pitstop.server.tls import tls_context
+from pitstop.server.tracing import Tracing
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
 
@@ -75,10 +78,14 @@ class Runner:
 
     async def run(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None = None) -> int:
         """texts: opens the model's texts, on a thread."""
+        name_requests_in_logs()
+        config = _uvicorn_config(create_app(self._service), self._config)
+        if self._config.otel:
+            self._service.tracing = Tracing()
         listener = listen(self._config.host, self._config.port)
         self.port: int = listener.getsockname()[1]
-        log.info("listening on http://%s:%d", self._config.host, self.port)
-        self._web = _Server(_uvicorn_config(create_app(self._service), self._config))
+        log.info("listening on %s://%s:%d", self._config.scheme, self._config.host, self.port)
+        self._web = _Server(config)
         serving = asyncio.create_task(self._web.serve([listener]))
         stopping = asyncio.create_task(self._service.stopping.wait())
         loading = asyncio.create_task(self._load(texts, on_ready))
@@ -99,6 +106,8 @@ class Runner:
                 await self._pool.close()
             self._web.should_exit = True
             await serving
+            if self._service.tracing is not None:
+                await asyncio.to_thread(self._service.tracing.close)
         return 0
 
     async def _load(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None) -> None:
@@ -135,6 +144,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:
+    """Raises ConfigError for a certificate that cannot be used."""
+    context = tls_context(config.tls) if config.tls is not None else None
     return uvicorn.Config(
         app,
         http=_Connection,
@@ -145,6 +156,7 @@ def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=int(config.keep_alive),
         timeout_graceful_shutdown=_CLOSE_TIMEOUT,
+        ssl_context_factory=(lambda *_: context) if context is not None else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from pitstop.errors import ModelNotFound, Unavailable
 from pitstop.pool import Pool
 from pitstop.server.keys import Keys
 from pitstop.server.metrics import Metrics
+from pitstop.server.record import Record
+from pitstop.server.tracing import Tracing
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
 
@@ -42,6 +45,7 @@ class Service:
         self.keys = Keys(config.api_keys, config.max_per_key, self.metrics.rejected)
         self.stopping = asyncio.Event()
         """Set once: no new requests from then on. A signal or POST /admin/drain sets it."""
+        self.tracing: Tracing | None = None
         self._texts: Texts | None = None
         self._pool: Pool | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "door")
@@ -81,7 +85,14 @@ class Service:
 
     async def think(self, work: Callable[P, R], *args: P.args) -> R:
         """Run `work` on one of a few threads, so that the event loop goes on."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+        context = contextvars.copy_context()  # so that what it logs names the request
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work, *args)
+
+    def finished(self, about: Record) -> None:
+        """Account for a request whose answer is out."""
+        about.log()
+        if self.tracing is not None:
+            self.tracing.export(about)
 
 
 def service_of(request: Request) -> Service:

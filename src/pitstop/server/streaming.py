@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 
 import msgspec
@@ -15,6 +16,7 @@ from pitstop.errors import PitstopError
 from pitstop.pool import Delta, Stream
 from pitstop.server.errors import describe
 from pitstop.server.prepared import Prepared
+from pitstop.server.record import record
 from pitstop.server.schema.answers import Chunk
 from pitstop.types import Request
 
@@ -59,11 +61,22 @@ async def _cancel_when_gone(receive: Receive, stream: Stream) -> None:
 
 async def _batches(prepared: Prepared, stream: Stream) -> AsyncIterator[list[Chunk]]:
     """The chunks of each delta; at last the usage where it is wanted."""
-    tally = Tally(prepared.requests)
-    async for index, delta in stream:
-        tally.add(index, delta)
-        if chunks := prepared.shape.chunks(index, delta):
-            yield chunks
+    tally, about = Tally(prepared.requests), record()
+    try:
+        async for index, delta in stream:
+            tally.add(index, delta)
+            if delta.tokens:
+                about.last_token = time.monotonic()
+                about.first_token = about.first_token or about.last_token
+            if delta.finish is not None:
+                about.finish.append(delta.finish)
+            if chunks := prepared.shape.chunks(index, delta):
+                yield chunks
+    finally:
+        about.admitted = stream.admitted
+        about.completion_tokens, about.cached_tokens = tally.completion, tally.cached()
+        if stream.cancelled:
+            about.finish.append("cancelled")
     if not stream.cancelled and (prepared.include_usage or not prepared.stream):
         yield [prepared.shape.usage_chunk(tally.usage())]
 
@@ -74,20 +87,24 @@ class Tally:
     def __init__(self, requests: list[Request]) -> None:
         self._firsts = [index for index, request in enumerate(requests) if request.choice == 0]
         self._prompt = sum(len(requests[index].prompt) for index in self._firsts)
-        self._completion = 0
+        self.completion = 0
         self._cached: dict[int, int] = {}
 
     def add(self, index: int, delta: Delta) -> None:
-        self._completion += len(delta.tokens)
+        self.completion += len(delta.tokens)
         self._cached[index] = delta.cached_tokens
 
     def usage(self) -> dict:
         return {
             "prompt_tokens": self._prompt,
-            "completion_tokens": self._completion,
-            "total_tokens": self._prompt + self._completion,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached.get(index, 0) for index in self._firsts)},
+            "completion_tokens": self.completion,
+            "total_tokens": self._prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached()},
         }
+
+    def cached(self) -> int:
+        """Prompt tokens that were there already."""
+        return sum(self._cached.get(index, 0) for index in self._firsts)
 
 
 class _EventStream(Response):
@@ -115,7 +132,9 @@ class _EventStream(Response):
             except Exception as error:
                 if not isinstance(error, PitstopError):
                     log.exception("a stream failed")
-                last = _events([describe(error)[1]])
+                body = describe(error)[1]
+                record().error = body["error"]["code"]
+                last = _events([body])
             await write(last, more=False)
         finally:
             self._stream.cancel()
