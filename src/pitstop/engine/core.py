@@ -74,7 +74,7 @@ class Engine:
             ageing=config.ageing,
         )
         self._counts = {"steps": 0, "prompt_tokens": 0, "generated_tokens": 0}
-        self.attended_cost = pace.attended_cost(file.config)
+        self.attended_cost = pace.attended_cost(source.config)
         self.work = 0.0
         """Of the latest step, in units of engine.pace; 0 when it had nothing to run."""
 

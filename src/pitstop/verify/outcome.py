@@ -72,7 +72,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a run, and how to repeat it: the `command` lines. Several outcomes of one tier are a comparison; the first target is judged."""
+    """All of a run, and how to repeat it: the `command` lines. Several outcomes of a tier are a comparison; the first target is judged."""
 
     command: list[str]
     machine: dict[str, str]
