@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
+from peers_install import TOOLS
 
 START_TIMEOUT = 120.0
 """Seconds until it must be ready."""
@@ -52,6 +54,18 @@ def server(model: str, options: list[str]) -> Iterator[int]:
     command = [sys.executable, "-m", "pitstop.cli", "serve", model, "--port", str(port), "--model-name", "bench", "--no-prefix-cache"]
     with running([*command, "--log-level", "warning", *options], f"http://127.0.0.1:{port}/readyz"):
         yield port
+
+
+@contextmanager
+def llama_server(model: Path, threads: int, slots: int, context: int, *options: str) -> Iterator[tuple[str, list[str]]]:
+    """llama.cpp's server, with a cache for `slots` requests of `context` tokens at once: its URL, and its command without paths."""
+    tool = TOOLS / "llama-server"
+    if not tool.exists():
+        sys.exit(f"{tool} is missing; `python bench/peers_install.py` builds it")
+    port, count = free_port(), str(threads)
+    words = ["--port", str(port), "-np", str(slots), "-c", str(slots * context), "-t", count, "-tb", count, *options]
+    with running([str(tool), "-m", str(model), *words, "--log-disable"], f"http://127.0.0.1:{port}/health"):
+        yield f"http://127.0.0.1:{port}", [tool.name, "-m", model.name, *words]
 
 
 def _wait(process: subprocess.Popen, url: str) -> None:

@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
-from peers_install import TOOLS
-from streams import free_port, running
+from streams import free_port, llama_server, running
 
 from pitstop.config import usable_cores
 from pitstop.models.weights.fetch import pull
@@ -38,18 +37,6 @@ def pitstop(model: str, options: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield f"http://127.0.0.1:{port}", ["pitstop", *words]
 
 
-@contextmanager
-def llama_cpp(model: Path, threads: int) -> Iterator[tuple[str, list[str]]]:
-    """llama.cpp's server with the same file and cores: its address, and the command."""
-    tool = TOOLS / "llama-server"
-    if not tool.exists():
-        sys.exit(f"{tool} is missing; `python bench/peers_install.py` builds it")
-    port = free_port()
-    options = ["--port", str(port), "-t", str(threads), "-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "--jinja", "--alias", model.stem]
-    with running([str(tool), "-m", str(model), *options, "--log-disable"], f"http://127.0.0.1:{port}/health"):
-        yield f"http://127.0.0.1:{port}", ["llama-server", "-m", model.name, *options]
-
-
 def verify(options: argparse.Namespace, others: list[str]) -> int:
     """Start the servers, run verify and add to its report how they were started. Its exit status."""
     lines = []
@@ -58,7 +45,8 @@ def verify(options: argparse.Namespace, others: list[str]) -> int:
         lines.append(command)
         words = ["verify", url, *([] if options.full else ["--quick"]), *others]
         if options.against:
-            other, command = servers.enter_context(llama_cpp(Path(pull(options.model)), usable_cores()))
+            model = Path(pull(options.model))
+            other, command = servers.enter_context(llama_server(model, usable_cores(), SLOTS, CONTEXT, "--jinja", "--alias", model.stem))
             lines.append(command)
             words += ["--against", other]
         lines.append(["pitstop", *words])

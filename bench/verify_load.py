@@ -14,15 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import peers_install
 import streams
 import texts
@@ -46,36 +43,6 @@ SERVERS = ("pitstop", "llama.cpp")
 ALL_AT_ONCE = 32
 """Requests of the ceiling's measurement: a full batch."""
 TIMEOUT = 120.0
-
-
-@contextmanager
-def llama_server(model: Path, options: argparse.Namespace) -> Iterator[str]:
-    """llama.cpp's server with a KV cache that `slots` requests share, each as long as the context; its prompt caches off. Its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    size = str(options.slots * options.context)
-    command = [peers_install.TOOLS / "llama-server", "-m", model, "--port", str(port), "-np", str(options.slots), "-c", size]
-    command += ["-t", str(options.threads), "-tb", str(options.threads), "--no-cache-prompt", "-cram", "0", "--log-disable"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(process, f"{url}/health")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _wait(process: subprocess.Popen, url: str) -> None:
-    end = time.monotonic() + streams.START_TIMEOUT
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            if httpx.get(url, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    sys.exit(f"llama-server did not come up (status {process.poll()})")
 
 
 def ceiling(model: Path, mix: Mix, threads: int) -> float:
@@ -155,7 +122,9 @@ def main() -> None:
             urls["pitstop"] = f"http://127.0.0.1:{port}"
         if "llama.cpp" in names:
             peers_install.install(options.threads)
-            urls["llama.cpp"] = stack.enter_context(llama_server(peers_install.quantized(model, options.weights), options))
+            peer = peers_install.quantized(model, options.weights)
+            server = streams.llama_server(peer, options.threads, options.slots, options.context, "--no-cache-prompt", "-cram", "0")
+            urls["llama.cpp"], _ = stack.enter_context(server)
         sessions = {}
         for name, url in urls.items():
             bar, show = shown(name)

@@ -217,7 +217,16 @@ def test_reports_join_into_a_comparison() -> None:
     assert joined.command == ["pitstop verify http://127.0.0.1:8000", "b"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"command": "x"}', b"<html>"])
+@pytest.mark.parametrize("content", [outcome(), [outcome(), outcome(target=THEIRS)]])
+def test_a_tiers_own_file_is_read_too(content: object, tmp_path: Path) -> None:
+    path = tmp_path / "tier.json"
+    path.write_bytes(msgspec.json.encode(content))
+    assert read(path).outcomes == (content if isinstance(content, list) else [content])
+    assert read(path).passed
+    assert "how to repeat" not in Page(render(read(path))).text
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"command": "x"}', b"<html>"])
 def test_a_file_that_is_no_report(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from pathlib import Path
@@ -40,7 +41,7 @@ def _anonymous(report: Report) -> Report:
 
 
 def read(path: Path) -> Report:
-    """A report, or one tier's outcome as `pitstop verify TIER --json` writes it. Raises ConfigError when it is neither."""
+    """A report, or a tier's outcome or outcomes as `pitstop verify TIER --json` writes them. Raises ConfigError when it is neither."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -49,10 +50,12 @@ def read(path: Path) -> Report:
         return msgspec.json.decode(content, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = error
-    try:
-        return Report(command=[], machine={}, versions={}, outcomes=[thin(msgspec.json.decode(content, type=Outcome))])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ConfigError(f"{path} is no report.json of `pitstop verify`: {reason}") from None
+    for kind in (Outcome, list[Outcome]):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found = msgspec.json.decode(content, type=kind)
+            outcomes = found if isinstance(found, list) else [found]
+            return Report(command=[], machine={}, versions={}, outcomes=[thin(outcome) for outcome in outcomes])
+    raise ConfigError(f"{path} is no report.json of `pitstop verify`: {reason}")
 
 
 def join(reports: list[Report]) -> Report:
