@@ -26,7 +26,7 @@ import kv_chart
 import kv_llama
 import kv_needle
 import numpy as np
-from quality import Comparison, all_logits
+from quality import all_logits
 from tqdm import tqdm
 
 from pitstop import LLM, SamplingParams, codecs
@@ -36,6 +36,7 @@ from pitstop.engine.runner import Runner
 from pitstop.kv.capacity import bits_per_value
 from pitstop.models.weights.fetch import pull
 from pitstop.models.weights.gguf import open_gguf
+from pitstop.stats import Comparison
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import KVShape, Request
 
@@ -122,18 +123,17 @@ def ours(models: dict[str, LLM], texts: dict[tuple[str, int], list[list[int]]], 
     with tqdm(total=total, unit="window") as bar:
         for (text, context), windows in texts.items():
             bar.set_description(f"{text} {context}")
-            figures = {name: comparison.figures() for name, comparison in compare(models, windows, bar).items()}
-            for name, own in list(figures.items())[1:]:
-                reference = figures[reference_of(name)]
+            for name, comparison in list(compare(models, windows, bar).items())[1:]:
+                found = comparison.agreement()
                 yield Row(
                     name,
                     text,
                     context,
                     *(round(bits_per_value(codecs.get(name), shape, length), 3) for length in (8192, 32768)),
-                    own["kl_mean"],
-                    own["kl_99_9"],
-                    1 - own["changed_top"],
-                    100 * (own["perplexity"] / reference["perplexity"] - 1),
+                    found.kl_mean,
+                    found.kl_p999,
+                    found.same_top,
+                    100 * found.perplexity_rise,
                 )
 
 

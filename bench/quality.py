@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
 
@@ -29,39 +29,12 @@ from pitstop.config import usable_cores
 from pitstop.engine import sampler
 from pitstop.engine.runner import Runner
 from pitstop.models.weights.fetch import pull
-from pitstop.stats import changed_top, kl_divergence, log_softmax, percentile, perplexity
+from pitstop.stats import Comparison
 from pitstop.types import Logprob, Request, StepPlan
 
 SERVED = "raw16"
 SPEEDS = ("decode_1", "prefill_512")
 ANSWER_TOKENS = 40
-ROWS = 8
-"""Positions compared at once: each is 400 kB in float64, so few stay in the cache, which makes it six times as fast."""
-
-
-@dataclass
-class Comparison:
-    """What was seen of one mode, position by position."""
-
-    divergences: list[np.ndarray] = field(default_factory=list)
-    changed: list[np.ndarray] = field(default_factory=list)
-    logprobs: list[np.ndarray] = field(default_factory=list)
-
-    def add(self, reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> None:
-        """reference and logits [positions, vocab] fp32; targets [positions]: the tokens that came."""
-        for rows in np.array_split(np.arange(len(targets)), -(-len(targets) // ROWS)):
-            self.divergences.append(kl_divergence(reference[rows], logits[rows]))
-            self.changed.append(changed_top(reference[rows], logits[rows]))
-            self.logprobs.append(log_softmax(logits[rows])[np.arange(len(rows)), targets[rows]])
-
-    def figures(self) -> dict[str, float]:
-        divergences = np.concatenate(self.divergences)
-        return {
-            "kl_mean": float(divergences.mean()),
-            "kl_99_9": percentile(divergences, 99.9),
-            "changed_top": float(np.concatenate(self.changed).mean()),
-            "perplexity": perplexity(np.concatenate(self.logprobs)),
-        }
 
 
 def all_logits(llm: LLM, prompt: list[int], first: int = 0) -> np.ndarray:
@@ -99,7 +72,7 @@ def compare(model: Path, windows: list[list[int]], modes: dict[str, LLM]) -> dic
         for name, comparison in comparisons.items():
             logits = expected if name == "reference" else all_logits(modes[name], window)
             comparison.add(expected[:-1], logits[:-1], targets)
-    return {name: comparison.figures() for name, comparison in comparisons.items()}
+    return {name: asdict(comparison.agreement()) for name, comparison in comparisons.items()}
 
 
 def answers(model: Path, modes: dict[str, LLM], threads: int, peers: bool) -> dict[str, list[str]]:
@@ -131,10 +104,9 @@ def speeds(model: Path, llm: LLM, text: str, mode: str, threads: int) -> dict[st
 def show(figures: dict[str, dict[str, float]]) -> None:
     print(f"{'':16}{'KL mean':>12}{'KL 99.9 %':>12}{'top changed':>13}{'perplexity':>12}" + "".join(f"{case:>13}" for case in SPEEDS))
     for name, line in figures.items():
+        changed = 100 * (1 - line["same_top"])
         speed = "".join(f"{line[case]:13.1f}" if case in line else f"{'':13}" for case in SPEEDS)
-        print(
-            f"{name:16}{line['kl_mean']:12.2e}{line['kl_99_9']:12.2e}{100 * line['changed_top']:11.3f} %{line['perplexity']:12.4f}{speed}"
-        )
+        print(f"{name:16}{line['kl_mean']:12.2e}{line['kl_p999']:12.2e}{changed:11.3f} %{line['perplexity']:12.4f}{speed}")
 
 
 def arguments() -> argparse.Namespace:

@@ -28,7 +28,7 @@ from pitstop.kv.view import StepView
 from pitstop.models.decoder import Decoder
 from pitstop.models.weights.fetch import identity
 from pitstop.models.weights.source import ModelSource
-from pitstop.stats import changed_top, kl_divergence
+from pitstop.stats import Comparison
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import SEGMENT, Codec, KVShape, Request, SamplingParams, Span, StepPlan
 
@@ -78,16 +78,14 @@ def check(config: EngineConfig, source: ModelSource, codec: Codec, shape: KVShap
 
 def measure(model: Decoder, codec: Codec, shape: KVShape, tokens: list[int], device: str) -> Loss:
     """What `codec` changes on a text, over the tokens that read a sealed segment: all but the first 128."""
-    kl: list[np.ndarray] = []
-    changed: list[np.ndarray] = []
+    comparison = Comparison()
     base = _logits(model, codecs.get("raw16"), shape, tokens, device)
     for expected, found in zip(base, _logits(model, codec, shape, tokens, device), strict=True):
         if not np.isfinite(found).all():
             return Loss(float("inf"), 0.0, len(tokens) - SEGMENT)
-        kl.append(kl_divergence(expected, found))
-        changed.append(changed_top(expected, found))
-    divergence = np.concatenate(kl)
-    return Loss(float(divergence.mean()), 1 - float(np.concatenate(changed).mean()), len(divergence))
+        comparison.add(expected, found)
+    agreement = comparison.agreement()
+    return Loss(agreement.kl_mean, agreement.same_top, agreement.tokens)
 
 
 def _logits(model: Decoder, codec: Codec, shape: KVShape, tokens: list[int], device: str) -> Iterator[np.ndarray]:

@@ -24,10 +24,25 @@ def kl_divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
     inf where `other` excludes what the reference allows. Raises ValueError for different shapes, or as log_softmax does.
     """
     _same_shape(reference, other)
-    p, q = log_softmax(reference), log_softmax(other)
+    return divergence(log_softmax(reference), log_softmax(other))
+
+
+def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """kl_divergence of natural-log probabilities p and q [..., vocab] float64."""
     with np.errstate(invalid="ignore"):  # -inf - -inf, where p is 0: such terms are 0
         terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
     return terms.sum(axis=-1)
+
+
+def lumped_divergence(p: np.ndarray, q: np.ndarray) -> float:
+    """The least that KL(p ‖ q) can be when only some tokens' natural-log probabilities are known: p and q [tokens], the same tokens.
+
+    All others are lumped into one: merging outcomes never raises a divergence (data-processing inequality, Cover and Thomas 2006, 2.8).
+    """
+    p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
+    p_rest, q_rest = max(0.0, 1 - np.exp(p).sum()), max(_ROUNDING, 1 - np.exp(q).sum())
+    rest = p_rest * np.log(p_rest / q_rest) if p_rest else 0.0
+    return max(0.0, float(divergence(p, q) + rest))
 
 
 def changed_top(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -48,6 +63,10 @@ def perplexity(logprobs: np.ndarray) -> float:
     if not logprobs.size:
         raise ValueError("perplexity of no tokens")
     return float(np.exp(-logprobs.mean()))
+
+
+_ROUNDING = 1e-6
+"""What a sum of printed probabilities may lack: a rest below it counts as this much, which can only lower the bound."""
 
 
 def _same_shape(reference: np.ndarray, other: np.ndarray) -> None:
