@@ -19,6 +19,8 @@ MIXTURE: dict[Kind, float] = {
     "too long": 0.005,
     "unknown model": 0.035,
 }
+FIRST = 4 * len(MIXTURE)
+"""So many requests are of each kind in turn: what a kind needs once, it is given in the warm-up."""
 BAD: tuple[Kind, ...] = ("broken", "wrong type", "too long", "unknown model")
 
 CANARIES = (
@@ -65,7 +67,8 @@ class Ask(NamedTuple):
 def draw(seed: int, number: int, model: str, context: int) -> Ask:
     """Request `number` of a soak. `context`: the model's length in tokens, which a too long prompt exceeds."""
     rng = random.Random(f"{seed}/{number}")
-    kind: Kind = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+    kinds = list(MIXTURE)
+    kind: Kind = kinds[number % len(kinds)] if number < FIRST else rng.choices(kinds, list(MIXTURE.values()))[0]
     if kind == "canary":
         which = rng.randrange(len(CANARIES))
         return canary(which, model, logprobs=True)
@@ -95,9 +98,9 @@ def canary(which: int, model: str, logprobs: bool) -> Ask:
     return Ask("canary", "/v1/chat/completions", json.dumps(fields).encode(), canary=which)
 
 
-def crowd(seed: int, number: int, model: str, context: int) -> Ask:
-    """A long answer that nobody will wait for."""
-    rng = random.Random(f"{seed}/{number}")
-    text = f"({number}) {rng.choice(_QUESTIONS).format(rng.choice(_SUBJECTS))} {' '.join(rng.choices(_ASIDES, k=min(4, context // 256)))}"
+def crowd(seed: int, name: str, model: str, context: int) -> Ask:
+    """A long answer that nobody will wait for; `name` makes it another one."""
+    rng = random.Random(f"{seed}/{name}")
+    text = f"({name}) {rng.choice(_QUESTIONS).format(rng.choice(_SUBJECTS))} {' '.join(rng.choices(_ASIDES, k=min(4, context // 256)))}"
     fields = {"model": model, "prompt": text, "max_tokens": min(200, context // 4), "stream": True}
     return Ask("abort after first", "/v1/completions", json.dumps(fields).encode())

@@ -102,8 +102,7 @@ class Traffic:
 
     async def _abandon(self) -> None:
         """Many long answers at once, all left alone when the first of them has begun: some run, some are being read, some are queued."""
-        asks = [crowd(self._plan.seed, self.number + i, self._target.model, self._context) for i in range(CROWD)]
-        self.number += CROWD
+        asks = [crowd(self._plan.seed, f"{self.number}.{i}", self._target.model, self._context) for i in range(CROWD)]
         tasks = [asyncio.create_task(self._first_chunk(ask)) for ask in asks]
         self.sent += CROWD
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -42,6 +42,7 @@ def test_requests_are_a_function_of_seed_and_number():
     assert asks != [draw(8, number, "m", 512) for number in range(3000)]
     bodies = [ask.body for ask in asks if ask.kind not in ("canary", "broken")]
     assert len(set(bodies)) == len(bodies)
+    assert {ask.kind for ask in asks[: len(MIXTURE)]} == set(MIXTURE)
     shares = Counter(ask.kind for ask in asks)
     assert sum(MIXTURE.values()) == pytest.approx(1)
     assert all(abs(shares[kind] / 3000 - share) < 0.03 and shares[kind] for kind, share in MIXTURE.items())
@@ -61,7 +62,7 @@ def test_requests_are_what_they_are_called():
         assert 0 <= ask.patience <= 0.05
         if ask.kind not in BAD and ask.kind != "canary":
             assert len(str(fields.get("prompt") or fields["messages"][0]["content"]).encode()) < 400
-    assert len(json.loads(crowd(1, 5, "m", 512).body)["prompt"].encode()) + 128 < 512
+    assert len(json.loads(crowd(1, "5.1", "m", 512).body)["prompt"].encode()) + 128 < 512
     assert json.loads(canary(2, "m", logprobs=False).body).keys().isdisjoint({"logprobs", "seed"})
 
 
