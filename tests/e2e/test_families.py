@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,17 @@ import numpy as np
 import pytest
 import torch
 from logits import prompt_logits
+from servers import model_server
 from test_bit_exact import check_matrix
 from tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_model
 from to_gguf import KEYS, write_gguf
 
 from pitstop import LLM, SamplingParams
 from pitstop.engine import llm as llm_module
+from pitstop.models import families
 from pitstop.models.weights.source import open_model
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 MAX_DIFFERENCE = 2e-5
 """Of logits, relative to the largest: fp32 rounding in another order of summation."""
@@ -75,11 +80,23 @@ def difference(ours: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(ours - expected).max() / np.abs(expected).max())
 
 
+def documented() -> dict[str, tuple[str, float]]:
+    """The table of docs/models.md: by model_type, GGUF's name and the largest difference."""
+    rows = re.findall(r"^\| [^|]+ \| (\w+) \| ([^|]+) \| [^|]+ \| ([\de-]+) \|$", DOCS.read_text(), re.MULTILINE)
+    return {family: (gguf, float(found)) for family, gguf, found in rows}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_match(folders, family: str) -> None:
     found = difference(prompt_logits(exact(folders(family)), prompt()), reference_logits(folders(family), prompt()))
     print(f"{family}: max difference of logits {found:.1e} of the largest")
-    assert found <= MAX_DIFFERENCE
+    assert found <= documented()[family][1] <= MAX_DIFFERENCE
+
+
+def test_the_table_lists_every_family() -> None:
+    rows = documented()
+    assert rows.keys() == {family.name for family in families.FAMILIES} == FAMILIES.keys() == FAULTS.keys()
+    assert all(rows[family.name][0] == (family.gguf or "(as llama)") for family in families.FAMILIES)
 
 
 @pytest.mark.parametrize(("family", "field"), [(family, field) for family, faults in FAULTS.items() for field in faults])
@@ -135,3 +152,13 @@ def test_text_in_and_out(folders) -> None:
     answer = llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8, temperature=0.0))
     assert answer.prompt[0] == 1  # <|im_start|>
     assert 1 <= len(answer.tokens) <= 8
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_served(folders, family: str) -> None:
+    """With its tokenizer and chat template; the answer is that of the batch API."""
+    expected = LLM(folders(family)).chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8, temperature=0.0))
+    with model_server(folders(family)) as server:
+        answer = server.chat("Hello").json()
+        assert answer["choices"][0]["message"]["content"] == expected.text
+        assert answer["usage"]["prompt_tokens"] == len(expected.prompt)
