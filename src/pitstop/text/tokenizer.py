@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
 from pitstop.errors import InvalidRequest, Unsupported
+from pitstop.text import sentencepiece
 from pitstop.text.vocabulary import TokenType, Vocabulary
 
 END_TOKENS = frozenset(
@@ -63,7 +64,8 @@ class Tokenizer:
         if vocabulary.definition:
             self._bpe, self._bpe_inside = _defined(vocabulary.definition)
         else:
-            self._bpe = self._bpe_inside = _byte_pair_encoder(vocabulary, apart=self._control.keys() | self._words.keys())
+            encoder = sentencepiece.encoder if self._spaced else _byte_pair_encoder
+            self._bpe = self._bpe_inside = encoder(vocabulary, apart=self._control.keys() | self._words.keys())
 
     @property
     def control_spellings(self) -> tuple[str, ...]:
@@ -128,7 +130,7 @@ class Tokenizer:
         if kind == TokenType.BYTE:
             return bytes([int(spelling[3:5], 16)])  # <0xAB>
         if self._spaced:
-            return spelling.replace("▁", " ").encode()
+            return spelling.replace(sentencepiece.SPACE, " ").encode()
         try:
             return spelling.translate(_LATIN1_OF_SPELLING).encode("latin-1")
         except UnicodeEncodeError:  # not in the byte-level alphabet: stands for itself
@@ -199,7 +201,7 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 def _byte_pair_encoder(vocabulary: Vocabulary, apart: set[str]) -> tokenizers.Tokenizer:
     """The merging itself. Tokens in `apart` are left out, so that plain text can never merge into one."""
     if vocabulary.model != "gpt2":
-        raise Unsupported(f"tokenizer model {vocabulary.model!r}: this build has gpt2 (byte-level BPE)")
+        raise Unsupported(f"tokenizer model {vocabulary.model!r}: this build has gpt2 (byte-level BPE) and llama (SentencePiece)")
     pre_tokenizer = _pre_tokenizer(vocabulary.pre)
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if token not in apart}
     pairs = (merge.partition(" ") for merge in vocabulary.merges)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 
@@ -22,7 +22,8 @@ class Vocabulary:
     """`tokens` and `types` are indexed by token id and equally long.
 
     `model` and `pre` name the tokenizer and its pre-tokenizer as GGUF does ("gpt2", "smollm"). `merges` holds "left right" pairs, best
-    first, in the spelling of `tokens`. `definition`, where there is one, stands in for `pre` and `merges`: JSON as the tokenizers library
+    first, in the spelling of `tokens`; `scores` stand in for them where `model` is "llama" (SentencePiece), and `add_space` says that
+    texts begin with a space there. `definition`, where there is one, stands in for `pre` and `merges`: JSON as the tokenizers library
     reads it, without added tokens and post-processing; `model` then says how tokens spell text: "gpt2" byte-level, "llama" with ▁ for a
     space. `add_bos`: a prompt that no chat template made starts with `bos`. `ends`: ids that end an answer, beside `eos`.
     """
@@ -38,3 +39,5 @@ class Vocabulary:
     chat_template: str | None = None
     definition: str = ""
     ends: tuple[int, ...] = ()
+    scores: list[float] = field(default_factory=list)
+    add_space: bool = False

@@ -136,7 +136,7 @@ def test_byte_tokens_and_raw_spellings() -> None:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"model": "llama"}, "'llama'"), ({"pre": "falcon"}, "'falcon'"), ({"merges": ["no where"]}, "merges do not fit")],
+    [({"model": "bert"}, "'bert'"), ({"pre": "falcon"}, "'falcon'"), ({"merges": ["no where"]}, "merges do not fit")],
 )
 def test_unknown_kinds_are_refused_by_name(change: dict, named: str) -> None:
     with pytest.raises(Unsupported, match=named):

@@ -54,16 +54,20 @@ class ModelFile:
             raise WeightsError(self.path, f"{len(tokens)} tokens, {len(types)} token types, but a vocabulary of {self.config.vocab_size}")
         if self._tokenizer("add_eos_token", bool, False):
             raise WeightsError(self.path, "tokenizer.ggml.add_eos_token is not honoured; choose a model without it")
+        model = self._tokenizer("model", str)
+        spaced = model == "llama"  # SentencePiece, whose texts begin with bos and a space unless the file says otherwise
         return Vocabulary(
-            model=self._tokenizer("model", str),
+            model=model,
             pre=self._tokenizer("pre", str, "default"),
             tokens=tokens,
             types=types,
             merges=self._tokenizer("merges", list, []),
             bos=self._token_id("bos_token_id"),
             eos=self._token_id("eos_token_id"),
-            add_bos=self._tokenizer("add_bos_token", bool, False),
+            add_bos=self._tokenizer("add_bos_token", bool, spaced),
             chat_template=self._keys.get("tokenizer.chat_template"),
+            scores=self._tokenizer("scores", list, []) if spaced else [],
+            add_space=spaced and self._tokenizer("add_space_prefix", bool, True),
         )
 
     def _rope_divisors(self) -> np.ndarray:
