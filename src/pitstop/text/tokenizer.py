@@ -26,10 +26,9 @@ END_TOKENS = frozenset(
         "<end_of_turn>",
         "<end_of_utterance>",
         "<｜end▁of▁sentence｜>",
-        "</s>",
     }
 )
-"""Spellings that end an answer in the model families in use; they count where the vocabulary has them as special tokens."""
+"""Spellings that end an answer in the model families in use; they count as special tokens of a vocabulary that does not state its ends."""
 
 
 class Tokenizer:
@@ -146,10 +145,11 @@ def _refuse_surrogates(text: str) -> None:
 
 
 def end_tokens(vocabulary: Vocabulary) -> frozenset[int]:
-    """Ids that end an answer: those that the vocabulary states, and the spellings in END_TOKENS that are special here."""
+    """Ids that end an answer: `eos` and the `ends` that the vocabulary states, or else the spellings in END_TOKENS that are special."""
     special = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    ends = {i for i, kind in enumerate(vocabulary.types) if kind in special and vocabulary.tokens[i] in END_TOKENS}
-    return frozenset({*ends, *vocabulary.ends} if vocabulary.eos is None else {*ends, *vocabulary.ends, vocabulary.eos})
+    spelled = (id for id, kind in enumerate(vocabulary.types) if kind in special and vocabulary.tokens[id] in END_TOKENS)
+    ends = frozenset(vocabulary.ends or spelled)
+    return ends if vocabulary.eos is None else ends | {vocabulary.eos}
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str] | None:
