@@ -18,7 +18,7 @@ from lasting import Lasting
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
 from pitstop.cli.logs import configure_logs
-from pitstop.config import TLS, EngineConfig, PoolConfig, ServerConfig
+from pitstop.config import TLS, ConnectionLimits, EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine import protocol
 from pitstop.server.service import Texts
 from pitstop.text.template import ChatTemplate
@@ -46,6 +46,7 @@ async def serve() -> None:
         max_per_key=options.max_per_key,
         max_choices=16,
         request_timeout=options.timeout,
+        limits=ConnectionLimits(options.max_connections, head_timeout=options.head_timeout, stall_timeout=options.stall_timeout),
         tls=TLS(*options.tls) if options.tls else None,
         log_prompts=options.log_prompts,
         otel=options.otel,
@@ -82,6 +83,9 @@ parser.add_argument("--strict-template", action="store_true")
 parser.add_argument("--admin", action="store_true")
 parser.add_argument("--admin-key", default="")
 parser.add_argument("--max-logits", type=int, default=protocol.MAX_LOGITS)
+parser.add_argument("--max-connections", type=int, default=1024)
+parser.add_argument("--head-timeout", type=float, default=10)
+parser.add_argument("--stall-timeout", type=float, default=30)
 parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"))
 parser.add_argument("--otel", action="store_true")
 parser.add_argument("--log-format", default="text")

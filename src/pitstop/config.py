@@ -60,6 +60,17 @@ class TLS:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one client's connection may cost. Times in seconds, sizes in bytes."""
+
+    max_connections: int = 1024
+    max_head: int = 64 << 10  # request line and headers
+    max_pipelined: int = 16  # requests that wait behind the one that is being answered
+    head_timeout: float = 10.0  # from a request's first byte to the end of its headers
+    stall_timeout: float = 30.0  # in which a client must take something of what it was sent
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP front. Sizes in bytes, times in seconds."""
 
@@ -72,6 +83,7 @@ class ServerConfig:
     max_choices: int = 16
     request_timeout: float = 600.0
     keep_alive: float = 75.0  # longer than common proxies' upstream keep-alive
+    limits: ConnectionLimits = ConnectionLimits()
     tls: TLS | None = None
     log_prompts: bool = False  # whether the access log has the prompts' text
     otel: bool = False  # whether traces go to OpenTelemetry

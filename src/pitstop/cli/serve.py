@@ -22,7 +22,7 @@ from pitstop.cli.options import (
     get_model,
     size_option,
 )
-from pitstop.config import TLS, EngineConfig, KVConfig, PoolConfig, ServerConfig, admin_key_from_env, api_keys_from_env
+from pitstop.config import TLS, ConnectionLimits, EngineConfig, KVConfig, PoolConfig, ServerConfig, admin_key_from_env, api_keys_from_env
 from pitstop.errors import ConfigError
 from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
 
@@ -68,6 +68,9 @@ def serve(
     admin: Annotated[
         bool, typer.Option("--admin", help="Have the /admin routes. Their key is PITSTOP_ADMIN_KEY, which other hosts than loopback need.")
     ] = _SERVER.admin,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Connections at once; probes are answered beyond.")
+    ] = _SERVER.limits.max_connections,
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate chain, in PEM format.")] = "",
     tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
     otel: Annotated[bool, typer.Option("--otel", help="Send traces to OpenTelemetry, as the OTEL_* variables say.")] = _SERVER.otel,
@@ -92,6 +95,7 @@ def serve(
         max_per_key=max_per_key,
         max_body=max_body,
         request_timeout=request_timeout,
+        limits=ConnectionLimits(max_connections=max_connections),
         tls=TLS(tls_cert, tls_key) if tls_cert else None,
         log_prompts=log_prompts,
         otel=otel,

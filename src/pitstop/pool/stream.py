@@ -7,7 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pitstop.errors import DeadlineExceeded
 from pitstop.types import FinishReason
+
+MAX_BACKLOG = 4096
+"""Deltas that may wait for their reader; one more, and the request is cancelled."""
 
 
 class TokenScore(NamedTuple):
@@ -75,6 +79,9 @@ class Stream:
         if delta.finish is not None:
             self._open.discard(delta.id)
         self._ready.append((self._choices[delta.id], delta))
+        if len(self._ready) > MAX_BACKLOG and self._open:
+            self.cancel()
+            self._error = DeadlineExceeded(f"The answer was read too slowly: {MAX_BACKLOG} pieces of it waited. Read it as it comes.")
         self._notify()
 
     def end(self, error: Exception | None) -> None:

@@ -22,7 +22,7 @@ LATENCY_BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
 
 TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 2, 5, 10)
 
-REJECT_REASONS = ("requests", "tokens", "key")
+REJECT_REASONS = ("requests", "tokens", "key", "connections", "head", "stalled")
 
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "timeout", "error")
 
@@ -118,7 +118,7 @@ def _requests(now: Gauges) -> Iterator[Metric]:
 
 
 def _rejected(counts: collections.Counter[str]) -> Metric:
-    family = CounterMetricFamily("pitstop_requests_rejected", "Requests refused with 429, by what was too much.", labels=["reason"])
+    family = CounterMetricFamily("pitstop_requests_rejected", "Refused requests (429) and connections.", labels=["reason"])
     for reason in REJECT_REASONS:
         family.add_metric([reason], counts[reason])
     return family

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine.protocol import Ready
@@ -21,6 +22,7 @@ from pitstop.models.weights.source import open_model
 from pitstop.pool import Pool, Process
 from pitstop.pool.worker import WORKER_COMMAND
 from pitstop.server.app import create_app
+from pitstop.server.connection import RESERVE, Connection
 from pitstop.server.record import name_requests_in_logs
 from pitstop.server.service import Service, Texts
 from pitstop.server.tls import tls_context
@@ -29,6 +31,14 @@ from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+_DEAD_PEERS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""A client that vanished without a word is noticed within a minute, silent or being sent to (seconds; the last in milliseconds)."""
+
+_SEND_BUFFER = 128 << 10
+"""Bytes (the kernel doubles it) of an answer that wait in the kernel for a client; by itself it would let that grow to megabytes each."""
+
+_OTHER_HANDLES = 256  # open files beside connections
 
 _CLOSE_TIMEOUT = 5  # seconds that a client gets to take the end of an answer, after the drain
 
@@ -79,7 +89,8 @@ class Runner:
     async def run(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None = None) -> int:
         """texts: opens the model's texts, on a thread."""
         name_requests_in_logs()
-        config = _uvicorn_config(create_app(self._service), self._config)
+        _allow_handles(self._config.limits.max_connections + RESERVE + _OTHER_HANDLES)
+        config = _uvicorn_config(create_app(self._service), self._config, self._service.metrics.rejected)
         if self._config.otel:
             self._service.tracing = Tracing()
         listener = listen(self._config.host, self._config.port)
@@ -130,6 +141,15 @@ class Runner:
             self._service.stopping.set()
 
 
+def _allow_handles(need: int) -> None:
+    """Raise the soft limit on open files where it is lower. Raises ConfigError when the hard limit is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < need:
+        raise ConfigError(f"--max-connections: {need} open files are needed and {hard} allowed; lower it, or raise `ulimit -Hn`")
+    if soft != resource.RLIM_INFINITY and soft < need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket. Raises ConfigError."""
     try:
@@ -137,18 +157,23 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=2048)
         # Connections inherit it. asyncio forgets it for such a socket, and each answer's body would wait 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        for name, value in _DEAD_PEERS.items():
+            if hasattr(socket, name):
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         return listener
     except OSError as error:
         reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror  # name lookup has numbers of its own
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
 
 
-def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(app, config: ServerConfig, rejected: dict[str, int]) -> uvicorn.Config:
     """Raises ConfigError for a certificate that cannot be used."""
     context = tls_context(config.tls) if config.tls is not None else None
     return uvicorn.Config(
         app,
-        http=_Connection,
+        http=partial(Connection, limits=config.limits, rejected=rejected),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -158,15 +183,6 @@ def _uvicorn_config(app, config: ServerConfig) -> uvicorn.Config:
         timeout_graceful_shutdown=_CLOSE_TIMEOUT,
         ssl_context_factory=(lambda *_: context) if context is not None else None,
     )
-
-
-class _Connection(HttpToolsProtocol):
-    def connection_lost(self, exc: Exception | None) -> None:
-        """uvicorn leaves the keep-alive timer of a connection that was reset, and so all that its last request held, until it is due."""
-        super().connection_lost(exc)
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
 
 
 class _Server(uvicorn.Server):

@@ -129,7 +129,7 @@ def test_a_lost_connection_is_not_kept_until_its_keep_alive_is_over(error: Excep
     from pitstop.server import run
 
     async def connect_and_lose() -> tuple[weakref.ref, asyncio.TimerHandle]:
-        config = importlib.import_module(run.__module__)._uvicorn_config(None, ServerConfig("toy", keep_alive=75))
+        config = importlib.import_module(run.__module__)._uvicorn_config(None, ServerConfig("toy", keep_alive=75), {})
         config.load()
         protocol = config.http_protocol_class(config, ServerState(), {})
         protocol.transport = SimpleNamespace(close=lambda: None)
