@@ -90,17 +90,12 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._head_size = True, 0
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._settle()
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self._limits.max_head:
+            self._refuse_head()
+            raise _Violation
         if len(self.pipeline) >= self._limits.max_pipelined:
             raise _Violation
         super().on_headers_complete()
@@ -127,12 +122,6 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
         self._abort_later()
-
-    def _count(self, size: int) -> None:
-        self._head_size += size
-        if self._head_size > 2 * self._limits.max_head:  # twice: what came in pieces has been counted twice
-            self._refuse_head()
-            raise _Violation
 
     def _refuse_head(self) -> None:
         self._rejected["head"] += 1
