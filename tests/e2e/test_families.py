@@ -145,6 +145,13 @@ def test_the_reference_backend_agrees(folders) -> None:
     assert difference(plain, native) <= MAX_DIFFERENCE
 
 
+def test_heads_that_no_native_kernel_takes(tmp_path: Path) -> None:
+    """Slow, but right: prefill, and decode steps that cannot be recorded."""
+    folder = write_tiny_model(tmp_path / "odd", "llama", head_dim=24)
+    ours = exact(folder).generate([prompt()[:140]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))[0].tokens
+    assert ours == reference_logits(folder, prompt()[:140] + ours)[139:-1].argmax(1).tolist()
+
+
 def test_text_in_and_out(folders) -> None:
     llm = exact(folders("qwen3"))
     assert llm.tokenizer.vocab_size == VOCAB_SIZE

@@ -73,6 +73,17 @@ def test_an_op_without_a_native_kernel_is_refused() -> None:
         Graph(lambda x: rms_norm(x.double(), NORM.double(), 1e-5), inputs(1, 0), Arena())
 
 
+def test_decode_steps_without_a_native_kernel_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    def planted(x: torch.Tensor) -> torch.Tensor:
+        return forward(rms_norm(x.double(), NORM.double(), 1e-5).float())
+
+    steps = DecodeGraphs(planted)
+    for seed in (0, 1):
+        assert torch.equal(steps(inputs(2, seed)), planted(inputs(2, seed)))
+    assert [record.message for record in caplog.records if "not recorded" in record.message and "x must be float32" in record.message]
+    assert len(caplog.records) == 1
+
+
 def test_recording_leaves_dispatch_as_it_was() -> None:
     from pitstop.ops import dispatch
 

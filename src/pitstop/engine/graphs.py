@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
 
+from pitstop.errors import Unsupported
 from pitstop.ops import dispatch
 from pitstop.ops.graph import Arena, Graph
 
+log = logging.getLogger(__name__)
+
 
 class DecodeGraphs:
-    """Runs `forward` (rows [n, width] fp32 → logits [n, vocab] fp32), which may call ops only, by graphs."""
+    """Runs `forward` (rows [n, width] fp32 → logits [n, vocab] fp32), which may call ops only, by graphs.
+
+    Where an op has no native kernel for the model's shapes, as it is; the reason is logged once.
+    """
 
     def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._forward = forward
         self._arena = Arena()
         self._graphs: dict[int, Graph] = {}
+        self._declined = False
 
     @staticmethod
     def usable(device: str) -> bool:
@@ -25,9 +33,16 @@ class DecodeGraphs:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """forward(x), in memory that the next call overwrites."""
+        if self._declined:
+            return self._forward(x)
         graph = self._graphs.get(len(x))
         if graph is None:
-            graph = self._graphs[len(x)] = self._record(x)
+            try:
+                graph = self._graphs[len(x)] = self._record(x)
+            except Unsupported as error:
+                log.warning("decode steps are not recorded: %s", error)
+                self._declined = True
+                return self._forward(x)
         graph.input.copy_(x)
         return graph.replay()
 
