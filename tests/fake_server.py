@@ -58,6 +58,7 @@ async def serve() -> None:
         max_waiting_tokens=options.max_waiting_tokens,
         stop_timeout=options.stop_timeout,
         restart_backoff=0.1,
+        crash_dir="",
     )
     worker = (sys.executable, str(Path(__file__).parent / "fake_worker.py"), *options.worker)
     create_app = run.create_app

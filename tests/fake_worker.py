@@ -12,7 +12,8 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
     #slow MS#    one token each MS milliseconds            #burst N#    N tokens a step
     #fail N#     ends with an error after N tokens         #hold#       stays queued for ever
     #long MS#    its first step takes so long, and that is said before
-    #upto K#     die, crash and freeze in incarnations 1 to K only
+    #strike#     abort() in the step that admits it, which is recorded but never told
+    #upto K#     die, crash, freeze and strike in incarnations 1 to K only
 
 Several may be given, `#slow 5##say hello#`; without `say` or `echo` it counts "0 1 2 3 …" for ever. Log-probabilities are -0.5 for the
 token and the top is the token followed by its neighbours; logit_bias is obeyed in that a token with bias 100 is said for ever. Logits at
@@ -29,6 +30,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,7 @@ import numpy as np
 from toys import byte_tokens, toy_vocabulary
 
 from pitstop.engine.protocol import Commands, Failed, Ready, Start, Stats, Step, ToWorker, receive, send
+from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.kv.capacity import Capacity
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import Logprob, Output, Request
@@ -51,7 +54,7 @@ CACHED_LATER = 7  # the same for an answer that another worker has begun
 PACE = 0.001  # seconds a unit of work
 HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
-_SCRIPT = re.compile(r"#(say|echo|die|crash|freeze|upto|wedge|slow|burst|fail|hold|long)\s?((?:\\#|[^#])*)#")
+_SCRIPT = re.compile(r"#(say|echo|die|crash|freeze|upto|wedge|slow|burst|fail|hold|long|strike)\s?((?:\\#|[^#])*)#")
 
 
 @dataclass
@@ -68,8 +71,9 @@ class Sequence:
 class Model:
     """The state of the fake engine."""
 
-    def __init__(self, incarnation: int, perturb: float = 0.0) -> None:
+    def __init__(self, incarnation: int, perturb: float = 0.0, recorder: Recorder | None = None) -> None:
         self.incarnation = incarnation
+        self.recorder = recorder
         self.perturb = perturb
         self.tokenizer = Tokenizer(toy_vocabulary())
         self.sequences: dict[str, Sequence] = {}
@@ -116,6 +120,19 @@ class Model:
         return min(HEARTBEAT, max(0.0, min(dues, default=float("inf")) - time.monotonic()))
 
     def step(self) -> list[Output]:
+        """One step, recorded as the engine's are."""
+        self.record(sequence for sequence in self.sequences.values() if sequence.running)
+        outputs = self.advance_all()
+        if self.recorder is not None:
+            self.recorder.done()
+        return outputs
+
+    def record(self, sequences: Iterable[Sequence]) -> None:
+        if self.recorder is not None:
+            known = [(sequence.request.id, len(sequence.request.prompt) + sequence.said) for sequence in sequences]
+            self.recorder.begin(RecordedSpan(name, length - 1, 1, length) for name, length in known)
+
+    def advance_all(self) -> list[Output]:
         time.sleep(self.ahead / 1000)
         self.ahead = 0.0
         now = time.monotonic()
@@ -140,6 +157,9 @@ class Model:
                 sequence.running = True
                 running += 1
                 self.prompt_tokens += 0 if sequence.request.probe else len(sequence.request.prompt)
+                if "strike" in sequence.script and self.naughty(sequence):
+                    self.record([s for s in self.sequences.values() if s.running])
+                    os.abort()
                 self.ahead += float(sequence.script.get("long", 0))
                 self.admitted.append(sequence.request.id)
 
@@ -175,11 +195,14 @@ class Model:
         return Output(request.id, tokens, logprobs, finish, CACHED_LATER if request.emitted else CACHED, scores)
 
     def misbehave(self, sequence: Sequence) -> None:
-        if self.incarnation > int(sequence.script.get("upto", 10**9)):
+        if not self.naughty(sequence):
             return
         for deed, number in (("die", signal.SIGKILL), ("crash", signal.SIGABRT), ("freeze", signal.SIGSTOP)):
             if sequence.said == int(sequence.script.get(deed, -1)):
                 os.kill(os.getpid(), number)
+
+    def naughty(self, sequence: Sequence) -> bool:
+        return self.incarnation <= int(sequence.script.get("upto", 10**9))
 
     def next_token(self, sequence: Sequence) -> int:
         if sequence.answer is None:
@@ -226,7 +249,7 @@ def main() -> None:
         send(sock, Failed(start.incarnation, options.fail))
         return
     time.sleep(options.slow_start)  # deaf, as while loading weights
-    model = Model(start.incarnation, options.perturb)
+    model = Model(start.incarnation, options.perturb, Recorder(start.recorder) if start.recorder >= 0 else None)
     send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"], 0.0, PACE))
     serve(sock, model, start.incarnation, options.stray)
 

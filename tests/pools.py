@@ -22,7 +22,8 @@ TOKENIZER = Tokenizer(toy_vocabulary())
 
 @asynccontextmanager
 async def running_pool(*options: str, **config):
-    pool = Pool(PoolConfig(restart_backoff=0.05, **config), EngineConfig(model="toy"), TOKENIZER, command=(*FAKE, *options))
+    config = {"restart_backoff": 0.05, "crash_dir": ""} | config
+    pool = Pool(PoolConfig(**config), EngineConfig(model="toy"), TOKENIZER, command=(*FAKE, *options))
     await pool.start()
     try:
         yield pool

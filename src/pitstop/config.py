@@ -48,6 +48,8 @@ class PoolConfig:
     stop_timeout: float = 30.0  # how long a drain may take
     workers: int = 1
     restart_backoff: float = 0.5  # doubles with each crash in a row, up to 30 s
+    crash_dir: str = field(default_factory=lambda: str(cache_dir() / "crashes"))  # for a dead worker's last plans; "": nowhere
+    record_prompts: bool = False  # with the tokens of prompts and answers
     hang_floor: float = 2.0  # a worker with work that is silent for less is never taken for hung
 
 

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from pitstop import __version__
-from pitstop.cli import chat, doctor, generate, kv_report, models, serve, verify, verify_all, verify_functional, verify_load, verify_soak
+from pitstop.cli import (
+    chat,
+    doctor,
+    generate,
+    kv_report,
+    models,
+    replay,
+    serve,
+    verify,
+    verify_all,
+    verify_functional,
+    verify_load,
+    verify_soak,
+)
 from pitstop.errors import PitstopError
 
 app = typer.Typer(
@@ -24,6 +37,7 @@ app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
 app.command("kv-report")(kv_report.kv_report)
+app.command("replay")(replay.replay)
 verify.app.command("all")(verify_all.verify_all)
 verify.app.command("report")(verify_all.verify_report)
 verify.app.command("functional")(verify_functional.functional)

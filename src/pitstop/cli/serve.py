@@ -65,6 +65,9 @@ def serve(
         float, typer.Option(min=0.001, callback=finite, help="Seconds a request may take.")
     ] = _SERVER.request_timeout,
     max_body: Annotated[int, size_option("--max-body", _SERVER.max_body, "Largest request body.")] = _SERVER.max_body,
+    record_prompts: Annotated[
+        bool, typer.Option("--record-prompts", help="When a worker dies, keep the prompts that it ran, for `pitstop replay`.")
+    ] = _POOL.record_prompts,
     admin: Annotated[
         bool, typer.Option("--admin", help="Have the /admin routes. Their key is PITSTOP_ADMIN_KEY, which other hosts than loopback need.")
     ] = _SERVER.admin,
@@ -117,7 +120,13 @@ def serve(
     first = spawn()  # before the server's own imports: both take a second
     from pitstop.server import run
 
-    pool = PoolConfig(max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens, stop_timeout=drain_timeout, workers=workers)
+    pool = PoolConfig(
+        max_waiting=max_waiting,
+        max_waiting_tokens=max_waiting_tokens,
+        stop_timeout=drain_timeout,
+        workers=workers,
+        record_prompts=record_prompts,
+    )
     raise typer.Exit(run(server, pool, engine, lambda facts: print(announcement(server, facts), flush=True), first))
 
 

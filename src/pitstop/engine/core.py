@@ -12,6 +12,7 @@ from pitstop import codecs
 from pitstop.config import EngineConfig, resolve
 from pitstop.engine import guard, pace
 from pitstop.engine.protocol import Stats
+from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
 from pitstop.errors import ConfigError
@@ -75,6 +76,7 @@ class Engine:
         )
         self._counts = {"steps": 0, "prompt_tokens": 0, "generated_tokens": 0}
         self.attended_cost = pace.attended_cost(source.config)
+        self.recorder: Recorder | None = None
         self.work = 0.0
         """Of the latest step, in units of engine.pace; 0 when it had nothing to run."""
 
@@ -97,7 +99,11 @@ class Engine:
         self.work = 0.0
         if plan.spans:
             self.work = pace.total(((span.start, span.count) for span in plan.spans), self.attended_cost)
+            if self.recorder is not None:
+                self.recorder.begin(RecordedSpan(span.request.id, span.start, span.count, len(span.known)) for span in plan.spans)
             result = self._runner.run(plan)
+            if self.recorder is not None:
+                self.recorder.done()
             self._count(plan.spans)
             outputs += self.scheduler.settle(plan, result)
         elif self.busy:

@@ -32,6 +32,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 
     incarnation: int
     config: EngineConfig
+    recorder: int = -1  # file descriptor of engine.recorder's memory, inherited; -1: none
 
 
 class Commands(msgspec.Struct, tag=True, frozen=True):

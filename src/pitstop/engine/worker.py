@@ -15,6 +15,7 @@ import time
 
 from pitstop.config import EngineConfig
 from pitstop.engine.protocol import Commands, Failed, Ready, Start, Step, ToWorker, receive, send
+from pitstop.engine.recorder import Recorder
 from pitstop.errors import InvalidRequest, PitstopError
 from pitstop.types import Output
 
@@ -34,6 +35,8 @@ def main(sock: socket.socket) -> int:
     try:
         engine = _load(start.config)
         pace = engine.warm_up()
+        if start.recorder >= 0:
+            engine.recorder = Recorder(start.recorder)
     except Exception as error:  # whatever it is, the front must learn why nothing will come
         log.debug("start failed", exc_info=True)
         message = str(error) if isinstance(error, PitstopError) else f"{type(error).__name__}: {error}"

@@ -13,6 +13,9 @@ from pitstop.pool.router import Router
 MAX_ATTEMPTS = 3
 """Workers that may die while they run a request, whatever killed them."""
 
+PROBATION = 8
+"""Tokens that a suspect has to bring before the next one goes on."""
+
 MAX_CRASHES = 2
 """Those of them that may die by their own fault: then the request is the suspect."""
 
@@ -26,6 +29,7 @@ class Dispatch:
         self._members = members
         self._paused: dict[str, Entry] = {}  # in flight, without a worker
         self._on_trial: Entry | None = None
+        self._acquitted_at = 0  # tokens
 
     def open_members(self) -> list[Member]:
         """Those that new requests may go to."""
@@ -42,7 +46,7 @@ class Dispatch:
             self._paused[entry.request.id] = entry
             return
         if entry.crashes:
-            self._on_trial = entry
+            self._on_trial, self._acquitted_at = entry, len(entry.emitted) + PROBATION
         member = self.router.choose(members, entry)
         self._paused.pop(entry.request.id, None)
         if entry.paused_at is not None:
@@ -55,10 +59,11 @@ class Dispatch:
         self._paused.pop(entry.request.id, None)
         self._end_trial(entry)
 
-    def acquit(self, entry: Entry) -> None:
-        """It has come past the point where a worker crashed."""
-        entry.crashes = 0
-        self._end_trial(entry)
+    def progressed(self, entry: Entry) -> None:
+        """Tokens have come. A suspect that is past the point where a worker crashed is none any more."""
+        if entry is self._on_trial and len(entry.emitted) >= self._acquitted_at:
+            entry.crashes = 0
+            self._end_trial(entry)
 
     def _end_trial(self, entry: Entry) -> None:
         if entry is self._on_trial:
@@ -80,13 +85,15 @@ class Dispatch:
         """The member's worker has died and left these: book it."""
         now = time.monotonic()
         self.router.prefixes.forget(member.position)
+        last = member.last_plans[-1:]
+        struck = {span.id for plan in last for span in plan.spans if not plan.done}
         for entry in entries:
             if entry is self._on_trial:
                 self._on_trial = None
-            if entry.stage == "running":
+            if entry.request.id in struck or (not struck and entry.stage == "running"):
                 entry.deaths += 1
                 entry.crashes += member.crashed
-                self._journal.move(entry, "queued")
+            self._journal.move(entry, "queued")
             if entry.paused_at is None:
                 entry.paused_at = now
 

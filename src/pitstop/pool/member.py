@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from pitstop.config import EngineConfig, PoolConfig
 from pitstop.engine.protocol import Failed, Ready, Stats, Step
+from pitstop.engine.recorder import RecordedPlan
 from pitstop.errors import ConfigError, DeadlineExceeded, PitstopError, Unavailable, WorkerDied
 from pitstop.pool import gauges
 from pitstop.pool.backoff import Backoff
@@ -130,6 +131,16 @@ class Member:
     def crashed(self) -> bool:
         """Whether the worker that has ended did so by its own fault."""
         return self._worker.crashed
+
+    @property
+    def last_plans(self) -> list[RecordedPlan]:
+        """Of the worker that has ended, in order."""
+        return self._worker.last_plans
+
+    @property
+    def exit_status(self) -> str:
+        """How the worker has ended."""
+        return self._worker.exit_status
 
     @property
     def pid(self) -> int | None:

@@ -8,10 +8,12 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from pitstop.config import EngineConfig, PoolConfig
+from pitstop.engine import crash
 from pitstop.engine.protocol import Ready, Stats, Step
 from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable
 from pitstop.pool import gauges
@@ -64,6 +66,7 @@ class Pool:
         self._dispatch = Dispatch(self.journal, self.members)
         self._idle = asyncio.Event()  # nothing is in flight
         self._watchdog: asyncio.Task[None] | None = None
+        self._records: set[asyncio.Task[Path]] = set()
         self._past = Stats()
         self._past_restarts = 0
 
@@ -221,7 +224,7 @@ class Pool:
         self._end_all("cancelled", Unavailable(_CUT_OFF))
         if self._watchdog is not None:
             self._watchdog.cancel()
-        await asyncio.gather(*(member.close() for member in list(self.members)))
+        await asyncio.gather(*(member.close() for member in list(self.members)), *self._records, return_exceptions=True)
 
     def worker_pids(self) -> list[int]:
         """The process of each member's latest worker, dead or alive."""
@@ -250,6 +253,7 @@ class Pool:
 
     def on_death(self, member: Member, entries: list[Entry]) -> None:
         """What the worker ran goes on elsewhere or waits, except what seems to be the cause or has had its attempts."""
+        self._record(member, entries)
         self._dispatch.bury(member, entries)
         for entry in entries:
             if entry.request.id not in self.journal.entries:
@@ -260,6 +264,16 @@ class Pool:
             else:
                 log.error("request %s: %s", entry.request.id, error)
                 self._fail(entry.stream, "error", error)
+
+    def _record(self, member: Member, entries: list[Entry]) -> None:
+        """Write down what a worker was doing when it died."""
+        if self.config.crash_dir and self._phase != "stopped":
+            requests = {entry.request.id: crash.recorded(entry.request, entry.emitted, self.config.record_prompts) for entry in entries}
+            what = member.exit_status, member.config, member.last_plans, requests
+            task = asyncio.create_task(asyncio.to_thread(crash.write, Path(self.config.crash_dir), *what))
+            task.add_done_callback(_tell)
+            self._records.add(task)
+            task.add_done_callback(self._records.discard)
 
     def on_gone(self, member: Member) -> None:
         self.members.remove(member)
@@ -297,8 +311,7 @@ class Pool:
             if self._observer is not None:
                 self._observer.resumed(now - entry.paused_at)
             entry.paused_at = None
-        if entry.crashes and delta.tokens:
-            self._dispatch.acquit(entry)
+        self._dispatch.progressed(entry)
         if entry.cached_tokens is None:
             entry.cached_tokens = delta.cached_tokens
         delta = delta._replace(cached_tokens=entry.cached_tokens)
@@ -357,6 +370,13 @@ _WHY: dict[State, str] = {
     "draining": "The server is shutting down; try another one.",
     "stopped": "The server has stopped.",
 }
+
+
+def _tell(task: asyncio.Task[Path]) -> None:
+    if task.cancelled() or (error := task.exception()):
+        log.warning("a worker's last plans could not be written: %s", "stopped" if task.cancelled() else error)
+    else:
+        log.error("its last plans are in %s; pitstop replay runs them again", task.result())
 
 
 def _failure(delta: Delta) -> PitstopError:

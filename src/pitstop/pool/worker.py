@@ -15,7 +15,9 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from pitstop.config import EngineConfig
+from pitstop.engine import recorder
 from pitstop.engine.protocol import Commands, Failed, Ready, Start, Step, ToFront, receive, send
+from pitstop.engine.recorder import RecordedPlan
 from pitstop.types import Request
 
 log = logging.getLogger(__name__)
@@ -27,23 +29,29 @@ _EXIT_GRACE = 5.0  # seconds between end of file and SIGKILL
 
 
 class Process(NamedTuple):
-    """A worker process that waits for its Start message and imports meanwhile. Closing the socket ends it."""
+    """A worker process that waits for its Start message and imports meanwhile. Closing the socket ends it.
+
+    plans: file descriptor of the memory in which it records what it runs.
+    """
 
     socket: socket.socket
     process: subprocess.Popen[bytes]
+    plans: int
 
 
 def spawn(command: Sequence[str] = WORKER_COMMAND) -> Process:
     """Start a worker process. Raises OSError when it cannot be started."""
     ours, theirs = socket.socketpair()
+    plans = recorder.memory()
     try:
         with theirs:
             # A session of its own: Ctrl-C in the terminal reaches the front only, which then drains.
-            process = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True)
+            process = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno(), plans], start_new_session=True)
     except OSError:
         ours.close()
+        os.close(plans)
         raise
-    return Process(ours, process)
+    return Process(ours, process, plans)
 
 
 class Worker:
@@ -64,10 +72,12 @@ class Worker:
         self._on_message = on_message
         self._on_exit = on_exit
         self._commands: SimpleQueue[Request | str | None] = SimpleQueue()
-        self._socket, self._process = process
+        self._socket, self._process, self._plans = process
+        self.last_plans: list[RecordedPlan] = []
+        """What it ran last, known once it has ended."""
         self._shot = False
         self._writer = threading.Thread(
-            target=self._write, args=[Start(incarnation, config)], name=f"worker-{incarnation}-writer", daemon=True
+            target=self._write, args=[Start(incarnation, config, process.plans)], name=f"worker-{incarnation}-writer", daemon=True
         )
         self._reader = threading.Thread(target=self._read, name=f"worker-{incarnation}-reader", daemon=True)
         self._writer.start()
@@ -167,3 +177,5 @@ class Worker:
             self._process.wait()
         self._writer.join()
         self._socket.close()
+        self.last_plans = recorder.read(self._plans)
+        os.close(self._plans)

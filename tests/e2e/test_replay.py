@@ -1,0 +1,106 @@
+"""`pitstop replay` on a toy model: what a worker ran last runs again, and gives what it gave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy_gguf import write_toy_gguf
+
+from pitstop import LLM, SamplingParams
+from pitstop.config import EngineConfig, KVConfig
+from pitstop.engine import crash, recorder
+from pitstop.engine.recorder import RecordedPlan, Recorder
+from pitstop.types import Request
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_toy_gguf(tmp_path / "toy.gguf", tied=False)
+
+
+def record(model: Path, prompts: bool, directory: Path) -> tuple[Path, dict[str, list[int]]]:
+    """Four requests of several chunks, cut off after 50 steps; the file, and the answers as far as anybody heard of them."""
+    config = EngineConfig(model=str(model), prefill_chunk=64, max_running=3, kv=KVConfig(context=600, memory=1 << 21))
+    engine = LLM(model, prefill_chunk=64, max_running=3, context=600, memory=1 << 21).engine
+    fd = recorder.memory()
+    engine.recorder = Recorder(fd)
+    requests = {
+        f"r{i}": Request(
+            id=f"r{i}", prompt=[(7 * i + j) % 250 for j in range(length)], params=SamplingParams(max_tokens=60, seed=i, stop=("x",))
+        )
+        for i, length in enumerate((3, 130, 300, 40))
+    }
+    for request in requests.values():
+        engine.submit(request)
+    emitted: dict[str, list[int]] = {name: [] for name in requests}
+    for _ in range(50):
+        for output in engine.step():
+            emitted[output.id] += output.tokens
+    plans = recorder.read(fd)
+    last = plans[-1]
+    plans[-1] = RecordedPlan(last.number, False, last.spans)  # as if it had not ended: its tokens are not known
+    for span in last.spans:
+        if span.start + span.count == span.known:
+            emitted[span.id].pop()
+    kept = {name: crash.recorded(request, emitted[name], prompts) for name, request in requests.items()}
+    return crash.write(directory, "was killed by SIGSEGV", config, plans, kept), emitted
+
+
+def replay(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pitstop.cli", "replay", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment)
+
+
+def test_recorded_plans_give_the_same_tokens(model: Path, tmp_path: Path):
+    path, emitted = record(model, True, tmp_path / "crashes")
+    done = replay(path)
+    assert done.returncode == 0, done.stderr
+    assert "It does not die" in done.stdout
+    assert "others than then" not in done.stdout
+    assert "random" not in done.stdout
+    lines = dict(line.split(": tokens ") for line in done.stdout.splitlines() if ": tokens " in line)
+    assert len(lines) >= 3
+    for name, tokens in lines.items():
+        came = list(map(int, tokens.split()))
+        assert came[:-1] == emitted[name][-(len(came) - 1) :], "all but the one that nobody had heard of"
+
+
+def test_another_token_than_then_is_told(model: Path, tmp_path: Path):
+    path, _ = record(model, True, tmp_path / "crashes")
+    text = path.read_text()
+    path.write_text(text.replace('"seed": 2', '"seed": 12345'))
+    assert text != path.read_text()
+    assert "others than then" in replay(path).stdout
+
+
+def test_without_prompts_random_tokens_of_the_same_lengths_run(model: Path, tmp_path: Path):
+    path, _ = record(model, False, tmp_path / "crashes")
+    done = replay(path)
+    assert done.returncode == 0, done.stderr
+    assert "random ones of the same number stand for them" in done.stdout
+    assert "It does not die" in done.stdout
+
+
+def test_a_plan_that_dies_again_is_named(model: Path, tmp_path: Path):
+    path, _ = record(model, True, tmp_path / "crashes")
+    fault = tmp_path / "sitecustomize.py"
+    fault.write_text(
+        "import os\nimport pitstop.engine.runner as runner\nrun = runner.Runner.run\n"
+        "def dying(self, plan):\n    if any(s.request.id == 'r2' and s.count == 1 for s in plan.spans):\n        os.abort()\n"
+        "    return run(self, plan)\nrunner.Runner.run = dying\n"
+    )
+    done = replay(path, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert done.returncode == 1
+    assert "It dies again: the process was killed by SIGABRT" in done.stdout
+    assert done.stdout.splitlines()[-2].startswith("plan ")
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path):
+    (tmp_path / "x.json").write_text("{}")
+    done = replay(tmp_path / "x.json")
+    assert done.returncode == 2
+    assert "is not a record of a crash" in done.stderr
