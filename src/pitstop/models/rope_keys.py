@@ -30,7 +30,7 @@ def read_rope(keys: Keys, dim: int, theta: float, part: str = "") -> Rope:
     if parameters.number("partial_rotary_factor", 1.0) != 1 or keys.number("partial_rotary_factor", 1.0) != 1:
         raise parameters.refuse("partial_rotary_factor", "(or the one beside) is not honoured yet; choose a model that rotates whole heads")
     scaling = _KINDS[kind](parameters, keys, dim)
-    parameters.refuse_unread()
+    parameters.refuse_unread({"finetuned"})
     return Rope(theta, scaling)
 
 

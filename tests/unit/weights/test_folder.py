@@ -14,9 +14,12 @@ from safetensors.numpy import load_file
 from toy_folder import write_toy_folder
 
 from pitstop.errors import ConfigError, WeightsError
+from pitstop.models.families import by_model_type
 from pitstop.models.families.gemma2 import FAMILY as GEMMA2
+from pitstop.models.keys import Keys
 from pitstop.models.rope import Rope
 from pitstop.models.weights import fetch
+from pitstop.models.weights.folder import HARMLESS, NEUTRAL
 from pitstop.models.weights.source import open_model
 from pitstop.text.tokenizer import Tokenizer, end_tokens
 
@@ -198,6 +201,85 @@ def test_what_is_not_honoured_is_refused(tmp_path: Path, key: str, value: Any) -
 )
 def test_what_changes_nothing_is_accepted(tmp_path: Path, key: str, value: Any) -> None:
     assert open_model(write_toy_folder(tmp_path / "toy", **{key: value})).config.rope == Rope(10000.0)
+
+
+PUBLISHED = {
+    "Qwen 2.5, stretched": (
+        {
+            "model_type": "qwen2",
+            "architectures": ["Qwen2ForCausalLM"],
+            "max_position_embeddings": 32768,
+            "max_window_layers": 28,
+            "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+            "sliding_window": 131072,
+            "use_mrope": False,
+            "use_sliding_window": False,
+        },
+        131072,
+    ),
+    "SmolLM2": ({"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"kv_cache_dtype": {}}}, 1024),
+    "Llama 3.2": (
+        {
+            "head_dim": 16,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "pretraining_tp": 1,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+        },
+        131072,
+    ),
+    "Mistral 0.3": ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}, 1024),
+    "Gemma 2": (
+        {
+            "model_type": "gemma2",
+            "architectures": ["Gemma2ForCausalLM"],
+            "attn_logit_softcapping": 50.0,
+            "cache_implementation": "hybrid",
+            "final_logit_softcapping": 30.0,
+            "head_dim": 16,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 4096,
+            "sliding_window_size": 4096,
+        },
+        1024,
+    ),
+    "Gemma 3 1B": (
+        {
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "attn_logit_softcapping": None,
+            "cache_implementation": "hybrid",
+            "final_logit_softcapping": None,
+            "head_dim": 16,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 256,
+            "rope_local_base_freq": 10000,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+        },
+        1024,
+    ),
+}
+"""Keys that stand in published checkpoints, at our sizes, and the context that follows."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_read(tmp_path: Path, name: str) -> None:
+    changes, context = PUBLISHED[name]
+    path = tmp_path / "config.json"
+    stated = toy_folder.CONFIG | changes
+    keys = Keys(path, stated)
+    assert by_model_type(stated["model_type"]).read(keys).context == context
+    keys.refuse_unread(HARMLESS, NEUTRAL)
 
 
 def test_both_spellings_of_rope(tmp_path: Path) -> None:

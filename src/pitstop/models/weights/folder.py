@@ -19,7 +19,7 @@ from pitstop.models.weights.tensor import RawTensor
 from pitstop.models.weights.tokenizer_json import read_vocabulary
 from pitstop.text.vocabulary import Vocabulary
 
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
         "_attn_implementation",
         "_attn_implementation_autoset",
@@ -30,13 +30,18 @@ _HARMLESS = frozenset(
         "bos_token_id",
         "cache_implementation",
         "decoder_start_token_id",
+        "do_sample",
         "dtype",
         "eos_token_id",
         "forced_bos_token_id",
         "forced_eos_token_id",
         "id2label",
         "initializer_range",
+        "is_llama_config",
         "label2id",
+        "max_length",
+        "min_length",
+        "num_beams",
         "output_attentions",
         "output_hidden_states",
         "pad_token_id",
@@ -44,7 +49,11 @@ _HARMLESS = frozenset(
         "problem_type",
         "return_dict",
         "sep_token_id",
+        "sliding_window_size",
+        "temperature",
         "tokenizer_class",
+        "top_k",
+        "top_p",
         "torch_dtype",
         "torchscript",
         "transformers.js_config",
@@ -54,8 +63,8 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-"""Keys of config.json that matter to training, to other libraries, or to how the same is computed."""
-_NEUTRAL: dict[str, Any] = {
+"""Keys of config.json that matter to training, to sampling, to other libraries, or to how the same is computed."""
+NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "attention_bias": False,
     "chunk_size_feed_forward": 0,
@@ -67,6 +76,7 @@ _NEUTRAL: dict[str, Any] = {
     "rope_interleaved": False,
     "tie_encoder_decoder": False,
     "use_bidirectional_attention": False,
+    "use_mrope": False,
     "use_sliding_window": False,
 }
 """Keys that change nothing at this value, and that we do not honour at any other."""
@@ -84,7 +94,7 @@ class ModelFolder:
         self._family = _family(path / "config.json", self._stated)
         keys = Keys(path / "config.json", self._stated)
         self.config: ModelConfig = self._family.read(keys)
-        keys.refuse_unread(_HARMLESS, _NEUTRAL)
+        keys.refuse_unread(HARMLESS, NEUTRAL)
         self._entries = read_entries(path)
         self._refuse_unknown()
 
