@@ -40,6 +40,7 @@ class Gauges(NamedTuple):
     waiting_tokens: int  # prompt tokens of those that have no answer token yet
     oldest_waiting: float  # seconds that the longest waiting request has waited, being tokenised included; 0: nobody waits
     restarts: int
+    deaths_in_a_row: int  # of the worker that has been worst lately, without a healthy minute in between
     resumed: int  # times that a request went on in another worker
     stats: Stats  # gauges of the living workers together; counters of all incarnations together
 

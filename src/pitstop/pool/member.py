@@ -84,6 +84,7 @@ class Member:
         self._worker: Worker | None = None
         self._decoding = Decoding(owner.tokenizer)
         self._ready_since: float | None = None
+        self._exit_status = ""
         self._served = 0.0
         self._retiring = self._dead = False
         self._worker_ready: asyncio.Future[Ready] | None = None
@@ -139,8 +140,8 @@ class Member:
 
     @property
     def exit_status(self) -> str:
-        """How the worker has ended."""
-        return self._worker.exit_status
+        """How the worker that was ready last has ended."""
+        return self._exit_status
 
     @property
     def pid(self) -> int | None:
@@ -369,6 +370,7 @@ class Member:
         elif self.up:
             log.error("worker %d %s with %d requests in flight", self.number, worker.exit_status, len(self.entries))
             self._served = time.monotonic() - self._ready_since
+            self._exit_status = worker.exit_status
         self._ready_since = None
         self._worker_gone.set()
         self._probes.fail(WorkerDied(f"worker {self.number} {worker.exit_status}"))

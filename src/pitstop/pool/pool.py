@@ -148,6 +148,14 @@ class Pool:
         """Tokens of the prompt beginnings used last, to be replayed into a new member before it is promoted."""
         return self._dispatch.router.prefixes.hot(count)
 
+    def troubles(self) -> list[str]:
+        """One line for each worker that should be there and is not: how the last one ended, and how often in a row."""
+        return [
+            f"worker {member.number} {member.exit_status}; deaths in a row: {member.deaths}; it is being started again"
+            for member in self.members
+            if member.routed and not member.up
+        ]
+
     def last_step_age(self) -> float | None:
         """Seconds since the last step of a member that has work (since it has work, if that is later): the oldest; None without work."""
         now = time.monotonic()
@@ -181,6 +189,7 @@ class Pool:
             journal.waiting_tokens,
             time.monotonic() - oldest if oldest is not None else 0.0,
             self._past_restarts + sum(member.restarts for member in self.members),
+            max((member.deaths for member in self.members), default=0),
             journal.resumed,
             gauges.add([self._past, *(member.stats for member in self.members)]),
         )

@@ -114,6 +114,7 @@ def _requests(now: Gauges) -> Iterator[Metric]:
     yield _gauge("waiting_tokens", "Prompt tokens of requests that have no answer token yet.", now.waiting_tokens)
     yield _gauge("oldest_waiting_seconds", "How long the request that waits longest has waited for its first token.", now.oldest_waiting)
     yield _counter("worker_restarts", "Workers started after the first.", now.restarts)
+    yield _gauge("worker_deaths_in_a_row", "Of one worker, without a healthy minute in between.", now.deaths_in_a_row)
     yield _counter("requests_resumed", "Times that a request went on in another worker because its own had died.", now.resumed)
 
 
