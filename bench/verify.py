@@ -2,7 +2,7 @@
 
     python bench/verify.py [--model NAME_OR_PATH] [--against llama.cpp] [--full] [--out docs/verify] [--serve "--kv int8"] […]
 
-The short version takes four minutes, two more with a peer. Other options, like --slo FILE or --rate 4, go to
+The short version takes four minutes, ten more with a peer. Other options, like --slo FILE or --rate 4, go to
 `pitstop verify`. Exits as that does.
 """
 

@@ -28,7 +28,8 @@ def verify_all(
     model: ModelName = "",
     slo: Limits = None,
     against: Annotated[str, typer.Option(metavar="URL", help="A second server, shown beside the first and not judged.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter load and soak: a first look, no proof.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter load and soak, memory not judged: a first look.")] = False,
+    soak: Annotated[float | None, typer.Option(min=10, metavar="SECONDS", help="How long the soak takes; by default 120.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.01, max=10_000, help="Requests a second in the load tier; by default 2.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, prompts and order.")] = 0,
     pid: Annotated[
@@ -46,12 +47,12 @@ def verify_all(
 
     from pitstop.verify import report
     from pitstop.verify.slo import read_slo
-    from pitstop.verify.suite import QUICK, WHOLE, run_stages
+    from pitstop.verify.suite import QUICK, QUICK_LIMITS, WHOLE, run_stages
     from pitstop.verify.target import connect
 
-    limits = read_slo(slo)
-    lengths = QUICK if quick else WHOLE
-    lengths = lengths if rate is None else dataclasses.replace(lengths, rate=rate)
+    limits = QUICK_LIMITS if quick and slo is None else read_slo(slo)
+    given = {name: value for name, value in (("soak", soak), ("rate", rate)) if value is not None}
+    lengths = dataclasses.replace(QUICK if quick else WHOLE, **given)
     target = connect(url, model, key())
     other = connect(address(against), "", key()) if against else None
     outcomes = []
@@ -86,14 +87,17 @@ def verify_report(
 
 
 def _stages(target: Target, other: Target | None, limits: SLO, lengths: Lengths, seed: int, pid: int | None) -> Iterator[Stage]:
-    """Both servers tier by tier, so that their figures are of the same quarter of an hour; only the first is soaked."""
+    """The first server's, then the second's, so that neither computes while the other is measured; only the first is soaked.
+
+    The second one's load comes first: what it still computes for clients that have left must not count against it.
+    """
     from pitstop.verify.suite import stages
 
-    beside = {stage.tier: stage for stage in stages(other, limits, lengths, seed)} if other else {}
-    for stage in stages(target, limits, lengths, seed, pid):
-        yield stage
-        if stage.tier != "soak" and stage.tier in beside:
-            yield beside[stage.tier]
+    yield from stages(target, limits, lengths, seed, pid)
+    if other is not None:
+        yield from sorted(
+            (stage for stage in stages(other, limits, lengths, seed) if stage.tier != "soak"), key=lambda stage: stage.tier != "load"
+        )
 
 
 def _progress(stage: Stage) -> Show:

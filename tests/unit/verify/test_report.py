@@ -277,6 +277,7 @@ def test_a_report_of_a_long_run_stays_small(tmp_path: Path) -> None:
         (1234567.0, "load.requests", None, "1,234,567"),
         (1e300, "load.requests", None, "1e+300"),
         (0.0, "load.errors", 0.0, "0"),
+        (2.6e-11, "soak.handles", 1.0, "0 an hour"),
     ],
 )
 def test_numbers_differ_in_print_when_they_differ(value: float | None, name: str, beside: float | None, shown: str) -> None:

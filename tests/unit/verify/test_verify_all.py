@@ -163,7 +163,7 @@ def test_the_second_server_is_shown_and_not_judged(tiers: Tiers, server: Server,
         tiers["load"] = lambda target: fine("load")(target) if target.url == server.url else failing(target)
         assert run("verify", server.url, "--against", other.url) == 0
     ran = [(outcome.tier, outcome.target["url"] == server.url) for outcome in result().outcomes]
-    assert ran == [("functional", True), ("functional", False), ("load", True), ("load", False), ("soak", True)]
+    assert ran == [("functional", True), ("load", True), ("soak", True), ("load", False), ("functional", False)]
     printed = capsys.readouterr().out
     assert "PASS" in printed.splitlines()
     assert "not run" in printed
@@ -175,13 +175,32 @@ def test_limits_and_lengths_reach_the_tiers(server: Server, tmp_path: Path, monk
     seen = []
 
     def stages(target: Target, limits: SLO, lengths: suite.Lengths, seed: int, pid: int | None = None) -> list[Stage]:
-        seen.append((limits.load.e2e_p95_ms, lengths, seed, pid, target.model))
+        seen.append((limits.load.e2e_p95_ms, limits.soak.memory_kb_per_request, lengths, seed, pid, target.model))
         return [Stage("load", target, seed, lambda show: show("it", 1, 2) or fine("load")(target))]
 
     monkeypatch.setattr(suite, "stages", stages)
-    options = ["--quick", "--slo", str(path), "--rate", "3", "--seed", "9", "--pid", "1", "--model", "toy", "--out", str(tmp_path / "out")]
+    options = [
+        "--quick",
+        "--slo",
+        str(path),
+        "--rate",
+        "3",
+        "--soak",
+        "77",
+        "--seed",
+        "9",
+        "--pid",
+        "1",
+        "--model",
+        "toy",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert run("verify", *options, server.url) == 0
-    assert seen == [(123, suite.Lengths(suite.QUICK.load, suite.QUICK.soak, 3), 9, 1, "toy")]
+    assert seen == [(123, 0.25, suite.Lengths(suite.QUICK.load, 77, 3), 9, 1, "toy")]
+    for option, lengths, memory in (("--quick", suite.QUICK, None), ("--seed=0", suite.WHOLE, 0.25)):
+        assert run("verify", server.url, option, "--out", str(tmp_path / "out")) == 0
+        assert seen.pop() == (700, memory, lengths, 0, None, "toy")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,14 @@ RELATIVE = ("perplexity_rise", "length_drift", "prefix_cache")
 
 
 def show(value: float | None, name: str, beside: float | None = None) -> str:
-    """A value of the check called `name`, "–" for none. Digits are added until it differs in print from `beside` if it does in fact."""
+    """A value of the check called `name`, "–" for none. Digits are added until it differs in print from `beside` if it does in fact.
+
+    A millionth of `beside` is shown as 0: what is left of a straight line's arithmetic.
+    """
     if value is None or not math.isfinite(value):
         return "–" if value is None or math.isnan(value) else f"{'−' if value < 0 else ''}∞"
+    if beside is not None and abs(value) < 1e-6 * abs(beside):
+        value = 0.0
     scale, unit = _unit(name)
     digits = 4
     while digits < 17 and beside is not None and beside != value and _number(value * scale, digits) == _number(beside * scale, digits):
