@@ -368,3 +368,14 @@ def test_the_outlook_is_never_less_than_the_plan(seed: int) -> None:
             assert foreseen == done
         scheduler.settle(plan, runner.run(plan))
     assert scheduler.outlook() == []
+
+
+def test_an_answer_that_goes_on_may_use_the_prefix_index_though_its_prompt_was_scored() -> None:
+    scheduler, runner = make()
+    prompt = words(6, 300)
+    scheduler.submit(request("before", prompt, 4))
+    finish(scheduler, runner)
+    rows = runner.rows
+    scheduler.submit(request("a", prompt, 8, emitted=expected(prompt, 3), prompt_logprobs=0))
+    assert tokens(finish(scheduler, runner)["a"]) == expected(prompt, 8)[3:]
+    assert runner.rows - rows < 128
