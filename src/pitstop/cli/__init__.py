@@ -20,6 +20,7 @@ from pitstop.cli import (
     verify_all,
     verify_functional,
     verify_load,
+    verify_quality,
     verify_soak,
 )
 from pitstop.errors import PitstopError
@@ -43,6 +44,7 @@ verify.app.command("report")(verify_all.verify_report)
 verify.app.command("functional")(verify_functional.functional)
 verify.app.command("load")(verify_load.load)
 verify.app.command("soak")(verify_soak.soak)
+verify.app.command("quality")(verify_quality.quality)
 app.add_typer(verify.app, name="verify")
 
 
