@@ -18,7 +18,7 @@ from lasting import Lasting
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
 from pitstop.cli.logs import configure_logs
-from pitstop.config import TLS, ConnectionLimits, EngineConfig, PoolConfig, ServerConfig
+from pitstop.config import TLS, ConnectionLimits, EngineConfig, HealthConfig, PoolConfig, ServerConfig
 from pitstop.engine import protocol
 from pitstop.server.service import Texts
 from pitstop.text.template import ChatTemplate
@@ -47,6 +47,8 @@ async def serve() -> None:
         max_choices=16,
         request_timeout=options.timeout,
         limits=ConnectionLimits(options.max_connections, head_timeout=options.head_timeout, stall_timeout=options.stall_timeout),
+        health=HealthConfig(options.health_interval, retry=0.1, timeout=options.health_timeout),
+        unready_when_full=options.unready_when_full,
         tls=TLS(*options.tls) if options.tls else None,
         log_prompts=options.log_prompts,
         otel=options.otel,
@@ -87,6 +89,9 @@ parser.add_argument("--max-logits", type=int, default=protocol.MAX_LOGITS)
 parser.add_argument("--max-connections", type=int, default=1024)
 parser.add_argument("--head-timeout", type=float, default=10)
 parser.add_argument("--stall-timeout", type=float, default=30)
+parser.add_argument("--health-interval", type=float, default=600)
+parser.add_argument("--health-timeout", type=float, default=1)
+parser.add_argument("--unready-when-full", action="store_true")
 parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"))
 parser.add_argument("--otel", action="store_true")
 parser.add_argument("--log-format", default="text")

@@ -71,7 +71,10 @@ class Sequence:
 class Model:
     """The state of the fake engine."""
 
-    def __init__(self, incarnation: int, perturb: float = 0.0, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, incarnation: int, perturb: float = 0.0, poison: Path = Path("/nonexistent"), recorder: Recorder | None = None
+    ) -> None:
+        self.poison = poison
         self.incarnation = incarnation
         self.recorder = recorder
         self.perturb = perturb
@@ -213,7 +216,7 @@ class Model:
             token = sequence.answer[sequence.said] if sequence.said < len(sequence.answer) else END
         sequence.said += 1
         self.generated += not sequence.request.probe
-        return token
+        return token + 1 if self.poison.exists() else token
 
     def logprob(self, token: int, top: int) -> Logprob:
         others = [(token + i) % self.tokenizer.vocab_size for i in range(top)]
@@ -238,6 +241,7 @@ def main() -> None:
     parser.add_argument("--stray", action="store_true", help="precede every step by a false one of another incarnation")
     parser.add_argument("--slow-start", type=float, default=0)
     parser.add_argument("--perturb", type=float, default=0.0, help="noise in the logits of scores")
+    parser.add_argument("--poison", type=Path, default=Path("/nonexistent"), help="while this file exists, every token is a wrong one")
     parser.add_argument("fd", type=int)
     options = parser.parse_args()
     sock = socket.socket(fileno=options.fd)
@@ -249,7 +253,8 @@ def main() -> None:
         send(sock, Failed(start.incarnation, options.fail))
         return
     time.sleep(options.slow_start)  # deaf, as while loading weights
-    model = Model(start.incarnation, options.perturb, Recorder(start.recorder) if start.recorder >= 0 else None)
+    recorder = Recorder(start.recorder) if start.recorder >= 0 else None
+    model = Model(start.incarnation, options.perturb, options.poison, recorder)
     send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"], 0.0, PACE))
     serve(sock, model, start.incarnation, options.stray)
 

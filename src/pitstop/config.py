@@ -62,6 +62,16 @@ class TLS:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """How often workers are asked what they must know. Times in seconds."""
+
+    interval: float = 10.0  # between two rounds
+    retry: float = 1.0  # between two rounds while a worker is in doubt
+    timeout: float = 10.0  # for an answer
+    misses: int = 2  # in a row, until a worker is called ill; one right answer and it is well again
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """What one client's connection may cost. Times in seconds, sizes in bytes."""
 
@@ -86,6 +96,8 @@ class ServerConfig:
     request_timeout: float = 600.0
     keep_alive: float = 75.0  # longer than common proxies' upstream keep-alive
     limits: ConnectionLimits = ConnectionLimits()
+    health: HealthConfig = HealthConfig()
+    unready_when_full: bool = False  # whether /readyz says 503 while the queue is full
     tls: TLS | None = None
     log_prompts: bool = False  # whether the access log has the prompts' text
     otel: bool = False  # whether traces go to OpenTelemetry

@@ -22,7 +22,17 @@ from pitstop.cli.options import (
     get_model,
     size_option,
 )
-from pitstop.config import TLS, ConnectionLimits, EngineConfig, KVConfig, PoolConfig, ServerConfig, admin_key_from_env, api_keys_from_env
+from pitstop.config import (
+    TLS,
+    ConnectionLimits,
+    EngineConfig,
+    HealthConfig,
+    KVConfig,
+    PoolConfig,
+    ServerConfig,
+    admin_key_from_env,
+    api_keys_from_env,
+)
 from pitstop.errors import ConfigError
 from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
 
@@ -74,6 +84,12 @@ def serve(
     max_connections: Annotated[
         int, typer.Option(min=1, help="Connections at once; probes are answered beyond.")
     ] = _SERVER.limits.max_connections,
+    health_interval: Annotated[
+        float, typer.Option(min=0.1, callback=finite, help="Seconds between questions to the workers, which /healthz reports on.")
+    ] = _SERVER.health.interval,
+    unready_when_full: Annotated[
+        bool, typer.Option("--unready-when-full", help="/readyz says 503 while the queue is full.")
+    ] = _SERVER.unready_when_full,
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate chain, in PEM format.")] = "",
     tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
     otel: Annotated[bool, typer.Option("--otel", help="Send traces to OpenTelemetry, as the OTEL_* variables say.")] = _SERVER.otel,
@@ -99,6 +115,8 @@ def serve(
         max_body=max_body,
         request_timeout=request_timeout,
         limits=ConnectionLimits(max_connections=max_connections),
+        health=HealthConfig(interval=health_interval),
+        unready_when_full=unready_when_full,
         tls=TLS(tls_cert, tls_key) if tls_cert else None,
         log_prompts=log_prompts,
         otel=otel,

@@ -70,7 +70,12 @@ def create_app(service: Service) -> FastAPI:
     route("/v1/models", models.list_models, shapes.ModelList, "401", **keyed, **get)
     route("/v1/models/{id:path}", models.get_model, shapes.Model, "401 404", **keyed, **get)
     route("/livez", health.livez, shapes.Status, "", **get)
-    app.add_api_route("/readyz", health.readyz, response_model=shapes.Status, responses={503: {"model": shapes.Status}})
+    for path, probe, shape in (
+        ("/startupz", health.startupz, shapes.Status),
+        ("/readyz", health.readyz, shapes.Status),
+        ("/healthz", health.healthz, shapes.Health),
+    ):
+        app.add_api_route(path, probe, response_model=shape, responses={503: {"model": shape}})
     app.add_api_route("/metrics", health.metrics, response_class=_PrometheusText)
     if service.config.admin:
         guarded = {"dependencies": [Depends(bearer), Depends(authorize_admin)]} if service.config.admin_key else keyed

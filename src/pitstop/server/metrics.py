@@ -13,6 +13,7 @@ from pitstop import __version__
 from pitstop.kv.capacity import Capacity
 from pitstop.pool import Gauges, Pool
 from pitstop.server import processes
+from pitstop.server.canary import Health
 from pitstop.types import FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,8 +31,8 @@ REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "timeout", "
 class Metrics:
     """The histograms and HTTP counts of one app, in a registry of their own. It is the pool's Observer."""
 
-    def __init__(self, model_name: str, pool: Callable[[], Pool | None]) -> None:
-        """pool: gives the pool when scraped, None while there is none."""
+    def __init__(self, model_name: str, pool: Callable[[], Pool | None], health: Health, state: Callable[[], str]) -> None:
+        """pool: gives the pool when scraped, None while there is none; state: the service's then."""
         self.registry = CollectorRegistry()
 
         def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
@@ -44,6 +45,7 @@ class Metrics:
         self._responses = Counter("pitstop_http_responses", "HTTP responses sent.", ["route", "status"], registry=self.registry)
         self.rejected: collections.Counter[str] = collections.Counter()  # by reason; the queue's own refusals are the pool's to count
         self.registry.register(_PoolCollector(model_name, pool, self.rejected))
+        self.registry.register(_HealthCollector(health, state))
         ProcessCollector(namespace="pitstop", registry=self.registry)
 
     def first_token(self, seconds: float) -> None:
@@ -88,6 +90,23 @@ class _PoolCollector(Collector):
             yield from _engine(now)
             if pool.facts is not None:
                 yield from _capacity(pool.facts.capacity)
+
+
+class _HealthCollector(Collector):
+    def __init__(self, health: Health, state: Callable[[], str]) -> None:
+        self._health = health
+        self._state = state
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("healthy", "1 when /healthz says 200.", float(self._health.report(self._state())[0]))
+        probes = CounterMetricFamily("pitstop_health_probes", "Questions to workers, by how they were answered.", labels=["outcome"])
+        for outcome in ("right", "wrong", "late", "failed"):
+            probes.add_metric([outcome], self._health.outcomes[outcome])
+        yield probes
+        yield _gauge("health_probe_seconds", "How long an idle worker took for the last one.", self._health.last_seconds)
 
 
 def _gauge(name: str, about: str, value: float) -> Metric:

@@ -85,6 +85,7 @@ class Runner:
         self._service = Service(server)
         self._pool: Pool | None = None
         self._signals = 0
+        self._checking: asyncio.Task[None] | None = None
 
     async def run(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None = None) -> int:
         """texts: opens the model's texts, on a thread."""
@@ -114,6 +115,8 @@ class Runner:
             await asyncio.gather(loading, stopping, return_exceptions=True)
             if self._pool is not None:
                 await self._pool.drain()
+                if self._checking is not None:
+                    self._checking.cancel()
                 await self._pool.close()
             self._web.should_exit = True
             await serving
@@ -126,8 +129,10 @@ class Runner:
         self._pool = Pool(self._pool_config, self._engine, opened.tokenizer, self._service.metrics, self._command, self._first)
         self._service.open(opened, self._pool)
         facts = await self._pool.start()
+        self._service.started = True
         if on_ready is not None:
             on_ready(facts)
+        self._checking = asyncio.create_task(self._service.health.run(self._pool, opened.tokenizer), name="health")
 
     def _on_signal(self) -> None:
         self._signals += 1

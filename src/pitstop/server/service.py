@@ -15,6 +15,7 @@ from starlette.requests import Request
 from pitstop.config import ServerConfig
 from pitstop.errors import ModelNotFound, Unavailable
 from pitstop.pool import Pool
+from pitstop.server.canary import Health
 from pitstop.server.keys import Keys
 from pitstop.server.metrics import Metrics
 from pitstop.server.record import Record
@@ -41,11 +42,13 @@ class Service:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.created = int(time.time())
-        self.metrics = Metrics(config.model_name, lambda: self._pool)
+        self.health = Health(config.health)
+        self.metrics = Metrics(config.model_name, lambda: self._pool, self.health, lambda: self.state)
         self.keys = Keys(config.api_keys, config.max_per_key, self.metrics.rejected)
         self.stopping = asyncio.Event()
         """Set once: no new requests from then on. A signal or POST /admin/drain sets it."""
         self.tracing: Tracing | None = None
+        self.started = False  # weights were loaded, kernels warm, the guard done: once and for ever
         self._texts: Texts | None = None
         self._pool: Pool | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "door")
@@ -58,6 +61,11 @@ class Service:
         """loading, ready, restarting, draining or stopped."""
         state = self._pool.state if self._pool is not None else "loading"
         return "draining" if self.stopping.is_set() and state != "stopped" else state
+
+    @property
+    def full(self) -> bool:
+        """Whether the next request would be refused for want of a place in the queue."""
+        return self._pool is not None and self._pool.journal.waiting >= self._pool.config.max_waiting
 
     @property
     def context(self) -> int | None:

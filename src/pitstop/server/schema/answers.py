@@ -126,5 +126,19 @@ class Status(BaseModel):
     status: str
 
 
+class WorkerHealth(BaseModel):
+    worker: int
+    life: str
+    complaint: str | None
+    checked_s: float | None = None
+    misses: int | None = None
+
+
+class Health(BaseModel):
+    status: Literal["ok", "failing"]
+    reasons: list[str]
+    workers: list[WorkerHealth]
+
+
 Chunk = dict[str, Any]
 """One event of a stream, or what they fold into."""

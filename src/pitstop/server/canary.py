@@ -1,0 +1,173 @@
+"""Whether the engine answers, and answers right: what /healthz reports.
+
+Engines that are exact to the bit have one right answer. Each worker is asked the same question beside the queue, at intervals, and its
+tokens are compared with those of the first time. An idle worker answers in full; one with load answers the beginning, and there a recent
+step alone is proof of life: a worker is not called dead for being busy. The endpoint only reads what this has found out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pitstop.config import HealthConfig
+from pitstop.errors import DeadlineExceeded, PitstopError
+from pitstop.pool import Member, Pool
+from pitstop.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+PROMPT, ANSWER, ANSWER_UNDER_LOAD = 64, 64, 8
+"""Tokens of a probe."""
+
+_TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9. To be, or not to be, that is the question. "
+
+_FIRST = 120.0  # seconds for the first answer
+_SLOWER = 10.0  # than the last one an answer may be
+
+Outcome = Literal["right", "wrong", "late", "failed"]
+
+
+@dataclass(slots=True)
+class Patient:
+    """What is known of one worker. Times in monotonic seconds."""
+
+    checked: float  # when it was last found well, or first seen
+    misses: int = 0  # in a row
+    complaint: str = ""  # of the last miss
+
+
+def _stepped_since(member: Member, start: float) -> bool:
+    now = time.monotonic()
+    age = member.last_step_age(now)
+    return age is not None and now - age > start
+
+
+def question(tokenizer: Tokenizer, context: int) -> list[int]:
+    """PROMPT tokens of plain text; fewer in a context that is shorter than two such questions."""
+    tokens = tokenizer.encode(_TEXT)
+    length = min(PROMPT, max(1, context // 4))
+    return (tokens * (length // len(tokens) + 1))[:length]
+
+
+class Health:
+    """The state behind /healthz, kept by a task of its own. Belongs to the event loop."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        self.outcomes: Counter[Outcome] = Counter()
+        self.last_seconds = 0.0
+        """How long the last full answer took."""
+        self._config = config
+        self._pool: Pool | None = None
+        self._question: list[int] = []
+        self._answers: dict[tuple, list[int]] = {}  # by what determines a worker's arithmetic
+        self._patients: dict[int, Patient] = {}  # by the member's number
+        self._wake = asyncio.Event()
+        self._round = asyncio.Condition()
+        self._rounds = 0
+        self._under_way = False
+
+    async def run(self, pool: Pool, tokenizer: Tokenizer) -> None:
+        """Check for ever. The first round records the right answers."""
+        self._question = question(tokenizer, pool.facts.context)
+        self._pool = pool
+        while True:
+            self._wake.clear()
+            self._under_way = True
+            started = time.monotonic()
+            members = [member for member in pool.members if member.up and member.life == "ready"]
+            await asyncio.gather(*(self._check(member) for member in members))
+            self._patients = {number: one for number, one in self._patients.items() if number in {m.number for m in pool.members}}
+            async with self._round:
+                self._under_way = False
+                self._rounds += 1
+                self._round.notify_all()
+            doubt = any(one.misses for one in self._patients.values())
+            wait = self._config.retry if doubt or not members else self._config.interval
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.0, started + wait - time.monotonic()))
+
+    async def fresh(self) -> None:
+        """Wait for a round that has yet to begin, some `timeout` at most. Callers share it: there is no more than one in `retry` seconds."""
+        if self._pool is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.timeout + 2 * self._config.retry), self._round:
+                target = self._rounds + 1 + self._under_way
+                asyncio.get_running_loop().call_later(self._config.retry, self._wake.set)
+                await self._round.wait_for(lambda: self._rounds >= target)
+
+    def report(self, state: str) -> tuple[bool, dict[str, Any]]:
+        """Whether all is well, and the details. state: the service's. Computes nothing and waits for nothing."""
+        now = time.monotonic()
+        reasons = [] if state in ("ready", "draining") else [f"the service is {state}"]
+        workers = []
+        for member in self._pool.members if self._pool is not None else []:
+            patient = self._patients.get(member.number)
+            complaint = self._complaint(member, patient, now)
+            workers.append({"worker": member.number, "life": member.life, "complaint": complaint or None})
+            if patient is not None:
+                workers[-1] |= {"checked_s": round(now - patient.checked, 3), "misses": patient.misses}
+            if complaint and member.life == "ready":
+                reasons.append(f"worker {member.number}: {complaint}")
+        return not reasons, {"status": "failing" if reasons else "ok", "reasons": reasons, "workers": workers}
+
+    def _complaint(self, member: Member, patient: Patient | None, now: float) -> str:
+        """Why this worker is not well; "" when it is."""
+        if patient is None:
+            return ""  # not asked yet
+        if patient.misses >= self._config.misses:
+            return patient.complaint
+        if now - patient.checked > 3 * (self._config.interval + self._limit()):
+            return f"not checked for {now - patient.checked:.1f} s"
+        return ""
+
+    async def _check(self, member: Member) -> None:
+        busy = member.last_step_age(time.monotonic()) is not None
+        length = min(ANSWER_UNDER_LOAD if busy else ANSWER, len(self._question))
+        patient = self._patients.setdefault(member.number, Patient(time.monotonic()))
+        start = time.monotonic()
+        try:
+            answer = await self._pool.probe(self._question, length, self._limit(), member)
+        except DeadlineExceeded as error:
+            if _stepped_since(member, start):
+                self.outcomes["late"] += 1
+                self._well(patient)  # it computes; it has others to serve
+            else:
+                self._miss(patient, "late", str(error))
+            return
+        except PitstopError as error:
+            if member.up:
+                self._miss(patient, "failed", f"a probe failed: {error}")
+            return  # a worker that died is the supervisor's affair, and the service's state says so
+        if not busy:
+            self.last_seconds = time.monotonic() - start
+            self._answers.setdefault(member.numerics, answer)
+        right = self._answers.get(member.numerics)
+        if right is not None and answer != right[:length]:
+            self._miss(patient, "wrong", "wrong answer: the probe's tokens are not those of the start")
+        else:
+            self.outcomes["right"] += 1
+            self._well(patient)
+
+    def _limit(self) -> float:
+        """Seconds for an answer: a model may be slow, and how slow the first time tells."""
+        patience = _SLOWER * self.last_seconds if self._answers else _FIRST
+        return max(self._config.timeout, patience)
+
+    def _well(self, patient: Patient) -> None:
+        if patient.misses >= self._config.misses:
+            log.warning("a worker is well again: %s", patient.complaint)
+        patient.checked, patient.misses, patient.complaint = time.monotonic(), 0, ""
+
+    def _miss(self, patient: Patient, outcome: Outcome, complaint: str) -> None:
+        self.outcomes[outcome] += 1
+        patient.misses += 1
+        patient.complaint = complaint
+        if patient.misses == self._config.misses:
+            log.error("unhealthy: %s", complaint)
