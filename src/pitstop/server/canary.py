@@ -93,7 +93,7 @@ class Health:
                 await asyncio.wait_for(self._wake.wait(), max(0.0, started + wait - time.monotonic()))
 
     async def fresh(self) -> None:
-        """Wait for a round that has yet to begin, some `timeout` at most. Callers share it: there is no more than one in `retry` seconds."""
+        """Wait for a round that has yet to begin, some `timeout` at most. Callers share it: it is one in `retry` seconds."""
         if self._pool is None:
             return
         with contextlib.suppress(TimeoutError):
