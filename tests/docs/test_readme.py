@@ -218,7 +218,7 @@ import sys
 import pitstop.cli
 from pitstop.verify import suite
 
-suite.QUICK = suite.Lengths(load=2, soak=10, rate=2)
+suite.QUICK = suite.Lengths(load=2, soak=10, rate=2, text=64)
 sys.argv = ["pitstop", *sys.argv[1:]]
 pitstop.cli.main()
 """

@@ -89,15 +89,19 @@ def verify_report(
 def _stages(target: Target, other: Target | None, limits: SLO, lengths: Lengths, seed: int, pid: int | None) -> Iterator[Stage]:
     """The first server's, then the second's, so that neither computes while the other is measured; only the first is soaked.
 
-    The second one's load comes first: what it still computes for clients that have left must not count against it.
+    The second one's load comes first: what it still computes for clients that have left must not count against it. Quality takes both.
     """
-    from pitstop.verify.suite import stages
+    from pitstop.verify.suite import quality_stage, same_tokens, stages
 
     yield from stages(target, limits, lengths, seed, pid)
-    if other is not None:
-        yield from sorted(
-            (stage for stage in stages(other, limits, lengths, seed) if stage.tier != "soak"), key=lambda stage: stage.tier != "load"
-        )
+    if other is None:
+        return
+    of_other = {stage.tier: stage for stage in stages(other, limits, lengths, seed) if stage.tier != "soak"}
+    yield from (of_other[tier] for tier in ("load", "functional") if tier in of_other)
+    if same_tokens(other, target):
+        yield quality_stage(target, other, limits, lengths, seed)
+    else:
+        typer.echo("– quality     left out: the servers do not split text into the same tokens, or do not tell by /tokenize")
 
 
 def _progress(stage: Stage) -> Show:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitstop.errors import PitstopError
+from pitstop.errors import PitstopError, TargetError
 from pitstop.verify.outcome import Check, Outcome, TierName
 from pitstop.verify.slo import SLO, SoakLimits
 from pitstop.verify.target import Target
@@ -21,15 +21,16 @@ Show = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the tiers take, in seconds of load, and the load's rate in requests a second."""
+    """How long the tiers take: load and soak in seconds, the load's rate in requests a second, quality in tokens of each text."""
 
     load: float
     soak: float
     rate: float
+    text: int
 
 
-WHOLE = Lengths(load=60, soak=120, rate=2)
-QUICK = Lengths(load=20, soak=60, rate=2)
+WHOLE = Lengths(load=60, soak=120, rate=2, text=512)
+QUICK = Lengths(load=20, soak=60, rate=2, text=128)
 QUICK_LIMITS = SLO(soak=SoakLimits(memory_kb_per_request=None))
 """A minute holds too few requests to tell a leak of a quarter KiB each from an allocator's moods."""
 UNJUDGED_MEMORY = "The growth of memory is drawn and not judged: no limit is set for it, as in a quick run, which is too short to tell."
@@ -69,6 +70,29 @@ def stages(target: Target, limits: SLO, lengths: Lengths, seed: int, pid: int | 
         return found
 
     return [Stage("functional", target, seed, functional), Stage("load", target, seed, load), Stage("soak", target, seed, soak)]
+
+
+def quality_stage(target: Target, reference: Target, limits: SLO, lengths: Lengths, seed: int) -> Stage:
+    """The target against a reference that must split text into the same tokens."""
+
+    def quality(show: Show) -> Outcome:
+        from pitstop.verify import quality
+
+        return quality.run(reference, target, limits.quality, quality.Plan(window=lengths.text, windows=1), show)
+
+    return Stage("quality", target, seed, quality)
+
+
+def same_tokens(a: Target, b: Target) -> bool:
+    """Whether both split the quality tier's texts alike; not, when one of them does not tell."""
+    from pitstop.verify.quality.plan import built_in_texts
+    from pitstop.verify.quality.side import Side
+
+    try:
+        with Side("A", a) as first, Side("B", b) as second:
+            return all(first.tokens(text) == second.tokens(text) for text in built_in_texts().values())
+    except TargetError:
+        return False
 
 
 def run_stages(planned: Iterable[Stage], show: Callable[[Stage], Show]) -> Iterator[Outcome]:

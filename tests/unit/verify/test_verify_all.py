@@ -65,6 +65,8 @@ def tiers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tiers:
     monkeypatch.chdir(tmp_path)
     made: Tiers = {tier: fine(tier) for tier in ("functional", "load", "soak")}
 
+    monkeypatch.setattr(suite, "same_tokens", lambda a, b: False)
+
     def stages(target: Target, limits: SLO, lengths: suite.Lengths, seed: int, pid: int | None = None) -> list[Stage]:
         return [Stage(tier, target, seed, lambda show, play=play: play(target)) for tier, play in made.items()]
 
@@ -169,6 +171,32 @@ def test_the_second_server_is_shown_and_not_judged(tiers: Tiers, server: Server,
     assert "not run" in printed
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_quality_runs_when_both_split_text_alike(
+    same: bool, tiers: Tiers, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quality(target: Target, reference: Target, limits: SLO, lengths: suite.Lengths, seed: int) -> Stage:
+        facts = target.facts | {"reference_url": reference.url}
+        return Stage("quality", target, seed, lambda show: outcomes.outcome("quality", facts, checks=[outcomes.check(passed=False)]))
+
+    monkeypatch.setattr(suite, "same_tokens", lambda a, b: same)
+    monkeypatch.setattr(suite, "quality_stage", quality)
+    with fake_server() as other:
+        assert run("verify", server.url, "--against", other.url) == (1 if same else 0)
+        assert [outcome.target["reference_url"] for outcome in result().judged if outcome.tier == "quality"] == [other.url] * same
+    assert ("left out" in capsys.readouterr().out) != same
+
+
+def test_tokenizers_are_compared(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = connect(server.url)
+    assert suite.same_tokens(target, target)
+    monkeypatch.setattr("pitstop.verify.quality.side.Side.tokens", lambda side, text: [ord(side.name)])
+    assert not suite.same_tokens(target, target)
+    monkeypatch.undo()
+    with fake_server("--key", "secret") as closed:
+        assert not suite.same_tokens(target, Target(closed.url, "toy"))
+
+
 def test_limits_and_lengths_reach_the_tiers(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "slo.yaml"
     path.write_text("load: {e2e_p95_ms: 123}")
@@ -197,7 +225,7 @@ def test_limits_and_lengths_reach_the_tiers(server: Server, tmp_path: Path, monk
         str(tmp_path / "out"),
     ]
     assert run("verify", *options, server.url) == 0
-    assert seen == [(123, 0.25, suite.Lengths(suite.QUICK.load, 77, 3), 9, 1, "toy")]
+    assert seen == [(123, 0.25, suite.Lengths(suite.QUICK.load, 77, 3, suite.QUICK.text), 9, 1, "toy")]
     for option, lengths, memory in (("--quick", suite.QUICK, None), ("--seed=0", suite.WHOLE, 0.25)):
         assert run("verify", server.url, option, "--out", str(tmp_path / "out")) == 0
         assert seen.pop() == (700, memory, lengths, 0, None, "toy")
