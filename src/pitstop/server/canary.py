@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 PROMPT, ANSWER, ANSWER_UNDER_LOAD = 64, 64, 8
 """Tokens of a probe."""
 
+SHARE = 0.05
+"""Of the time that probes may take at most: on a slow machine they come less often than asked for."""
+
 _TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9. To be, or not to be, that is the question. "
 
 _FIRST = 120.0  # seconds for the first answer
@@ -71,6 +74,7 @@ class Health:
         self._round = asyncio.Condition()
         self._rounds = 0
         self._under_way = False
+        self._wait = config.interval
 
     async def run(self, pool: Pool, tokenizer: Tokenizer) -> None:
         """Check for ever. The first round records the right answers."""
@@ -88,7 +92,8 @@ class Health:
                 self._rounds += 1
                 self._round.notify_all()
             doubt = any(one.misses for one in self._patients.values())
-            wait = self._config.retry if doubt or not members else self._config.interval
+            self._wait = max(self._config.interval, (time.monotonic() - started) / SHARE)
+            wait = self._config.retry if doubt or not members else self._wait
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), max(0.0, started + wait - time.monotonic()))
 
@@ -123,7 +128,7 @@ class Health:
             return ""  # not asked yet
         if patient.misses >= self._config.misses:
             return patient.complaint
-        if now - patient.checked > 3 * (self._config.interval + self._limit()):
+        if now - patient.checked > 3 * (self._wait + self._limit()):
             return f"not checked for {now - patient.checked:.1f} s"
         return ""
 
