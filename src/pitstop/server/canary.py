@@ -75,6 +75,7 @@ class Health:
         self._rounds = 0
         self._under_way = False
         self._wait = config.interval
+        self._cost = 0.0  # seconds that the last answer took
 
     async def run(self, pool: Pool, tokenizer: Tokenizer) -> None:
         """Check for ever. The first round records the right answers."""
@@ -92,7 +93,7 @@ class Health:
                 self._rounds += 1
                 self._round.notify_all()
             doubt = any(one.misses for one in self._patients.values())
-            self._wait = max(self._config.interval, (time.monotonic() - started) / SHARE)
+            self._wait = max(self._config.interval, self._cost / SHARE)
             wait = self._config.retry if doubt or not members else self._wait
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), max(0.0, started + wait - time.monotonic()))
@@ -150,8 +151,9 @@ class Health:
             if member.up:
                 self._miss(patient, "failed", f"a probe failed: {error}")
             return  # a worker that died is the supervisor's affair, and the service's state says so
+        self._cost = time.monotonic() - start
         if not busy:
-            self.last_seconds = time.monotonic() - start
+            self.last_seconds = self._cost
             self._answers.setdefault(member.numerics, answer)
         right = self._answers.get(member.numerics)
         if right is not None and answer != right[:length]:
