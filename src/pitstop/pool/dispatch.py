@@ -93,6 +93,7 @@ class Dispatch:
             if entry.request.id in struck or (not struck and entry.stage == "running"):
                 entry.deaths += 1
                 entry.crashes += member.crashed
+            entry.tainted = member.condemned and bool(entry.emitted)
             self._journal.move(entry, "queued")
             if entry.paused_at is None:
                 entry.paused_at = now
@@ -100,6 +101,8 @@ class Dispatch:
     @staticmethod
     def verdict(entry: Entry) -> PitstopError | None:
         """Why a choice whose worker died is not tried again, if so. Those that only waited there are innocent."""
+        if entry.tainted:
+            return WorkerDied(f"The worker that ran {entry.request.id} turned out to compute wrongly; try again.")
         if entry.crashes >= MAX_CRASHES:
             return Quarantined(f"Workers crashed {entry.crashes} times while they ran {entry.request.id}; it is not tried again.")
         if entry.deaths >= MAX_ATTEMPTS:

@@ -50,6 +50,7 @@ class Entry:
     deaths: int = 0  # of workers that were running it
     crashes: int = 0  # those deaths that came from within
     computed: bool = False  # its prompt, by the worker that it has now
+    tainted: bool = False  # part of the answer is by a worker that turned out to compute wrongly
     paused_at: float | None = None  # monotonic; when its worker died, until the next token comes
 
     @property

@@ -134,6 +134,11 @@ class Member:
         return self._worker.crashed
 
     @property
+    def condemned(self) -> bool:
+        """Whether the worker that has ended was condemned."""
+        return self._worker.condemned
+
+    @property
     def last_plans(self) -> list[RecordedPlan]:
         """Of the worker that has ended, in order."""
         return self._worker.last_plans
@@ -243,6 +248,11 @@ class Member:
             )
             self._watch.silence = 0.0
             self._worker.shoot()
+
+    def condemn(self) -> None:
+        """Replace a worker that computes wrongly. Answers that it has begun end with an error: nobody can tell which of them are right."""
+        log.error("worker %d computes wrongly and is replaced", self.number)
+        self._worker.condemn()
 
     def kill(self) -> None:
         """SIGKILL the worker."""

@@ -75,6 +75,8 @@ class Worker:
         self._socket, self._process, self._plans = process
         self.last_plans: list[RecordedPlan] = []
         """What it ran last, known once it has ended."""
+        self.condemned = False
+        """Whether it was killed because it computed wrongly."""
         self._shot = False
         self._writer = threading.Thread(
             target=self._write, args=[Start(incarnation, config, process.plans)], name=f"worker-{incarnation}-writer", daemon=True
@@ -120,6 +122,11 @@ class Worker:
     def shoot(self) -> None:
         """SIGKILL a worker that hangs."""
         self._shot = True
+        self.kill()
+
+    def condemn(self) -> None:
+        """SIGKILL a worker that computes wrongly."""
+        self.condemned = True
         self.kill()
 
     def join(self) -> None:

@@ -3,6 +3,9 @@
 Engines that are exact to the bit have one right answer. Each worker is asked the same question beside the queue, at intervals, and its
 tokens are compared with those of the first time. An idle worker answers in full; one with load answers the beginning, and there a recent
 step alone is proof of life: a worker is not called dead for being busy. The endpoint only reads what this has found out.
+
+A worker that has been right and is wrong now is replaced: its memory is no longer what it was. One that has never been right is not:
+another one would be of the same kind.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class Patient:
     checked: float  # when it was last found well, or first seen
     misses: int = 0  # in a row
     complaint: str = ""  # of the last miss
+    proven: int | None = None  # process id of the worker that was right last
 
 
 def _stepped_since(member: Member, start: float) -> bool:
@@ -158,8 +162,11 @@ class Health:
         right = self._answers.get(member.numerics)
         if right is not None and answer != right[:length]:
             self._miss(patient, "wrong", "wrong answer: the probe's tokens are not those of the start")
+            if patient.misses >= self._config.misses and patient.proven == member.pid:
+                member.condemn()
         else:
             self.outcomes["right"] += 1
+            patient.proven = member.pid
             self._well(patient)
 
     def _limit(self) -> float:

@@ -18,6 +18,7 @@ class Stub:
     ran: list[str] = field(default_factory=list)
     last_plans: list[RecordedPlan] = field(default_factory=list)
     routed = up = crashed = True
+    condemned = False
     life, position, numerics, load = "ready", 0, (), 0
 
     def submit(self, entry: Entry) -> None:
@@ -78,3 +79,12 @@ def test_deaths_from_outside_make_no_suspects_but_attempts_are_counted():
     die(dispatch, member, "a", entries)
     assert "3 workers that ran a were killed" in str(dispatch.verdict(entries["a"]))
     assert (entries["b"].deaths, member.ran) == (0, ["b"])
+
+
+def test_answers_begun_by_a_worker_that_computes_wrongly_end_and_the_others_go_on():
+    dispatch, member, entries = scene("abc")
+    member.crashed, member.condemned = False, True
+    entries["a"].emitted.append(1)
+    die(dispatch, member, "ab", entries)
+    assert "compute wrongly" in str(dispatch.verdict(entries["a"]))
+    assert member.ran == ["b", "c"]

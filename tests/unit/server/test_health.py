@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from pools import TOKENIZER, ask, running_pool
-from servers import Server, children, fake_server, open_stream, until
+from servers import Server, children, fake_server, gone, open_stream, refused, until
 
 from pitstop.config import HealthConfig
 from pitstop.server.canary import ANSWER, PROMPT, Health, question
@@ -83,6 +83,33 @@ def test_a_wrong_answer_is_found_under_load_too(tmp_path: Path):
             assert status(server) == 200
             poison.touch()
             until(lambda: "wrong answer" in reasons(server), 5)
+
+
+@pytest.mark.parametrize("load", [False, True])
+def test_a_worker_that_computes_wrongly_is_replaced_and_what_it_began_ends_with_an_error(tmp_path: Path, load: bool):
+    poison = tmp_path / "poison"
+    restarts = "pitstop_worker_restarts_total"
+    with fake_server(*OFTEN, worker=("--poison", str(poison))) as server, ThreadPoolExecutor(2) as threads:
+        until(lambda: probed(server) >= 1, 5)
+        (worker,) = children(server.process.pid)
+        if load:
+            begun = threads.submit(server.complete, "count #slow 20#", max_tokens=400, timeout=20)
+            waiting = threads.submit(server.complete, "#hold#", timeout=3)
+            until(lambda: server.metric("pitstop_requests_running") == 1, 5)
+        poison.touch()
+        until(lambda: gone(worker), 5)
+        if load:
+            assert "compute wrongly" in refused(begun.result(), 503, code="unavailable")
+            refused(waiting.result(), 504)  # it had no token yet, and went on waiting for another worker
+        until(lambda: server.metric(restarts) == 1, 5)
+        until(lambda: "wrong answer" in reasons(server), 5)
+        wrong = probed(server, "wrong")
+        until(lambda: probed(server, "wrong") >= wrong + 2, 10)  # the new one is as wrong: another would not help
+        assert server.metric(restarts) == 1
+        assert status(server) == 503
+        poison.unlink()
+        until(lambda: status(server) == 200, 5)
+        assert server.complete("#say well#").json()["choices"][0]["text"] == "well"
 
 
 def test_a_dead_worker_is_ill_until_the_next_one_is_there(tmp_path: Path):
