@@ -16,7 +16,7 @@ INPUTS := pyproject.toml constraints.txt $(NATIVE) $(MODULES)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve chat doctor model test test-all sanitize bench-peers bench-kv verify lint format env clean
+.PHONY: help serve chat doctor model test test-all sanitize bench-peers bench-kv verify chaos lint format env clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-kv: .venv/installed-dev model ## Measure the KV codecs: loss and bits, the
 
 verify: .venv/installed-dev model ## Verify Pitstop, four minutes, into docs/verify; ARGS="--against llama.cpp" with its server beside it
 	$(BIN)/python bench/verify.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+chaos: .venv/installed-dev model ## Harm a server and see what its clients notice, under an hour; ARGS="--quick" takes minutes
+	$(BIN)/python bench/chaos.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 lint: .venv/installed-dev ## Check style
 	$(BIN)/ruff check .
