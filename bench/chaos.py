@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 
 import chaos_clients
 import chaos_load
+import chaos_upgrade
 import chaos_workers
 from chaos_server import Kit, Late
 from others import Others
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aborts": chaos_load.aborts,
     "drain": chaos_load.drain,
     "manners": chaos_clients.manners,
+    "upgrade": chaos_upgrade.upgrade,
 }
 
 
