@@ -65,7 +65,7 @@ class TLS:
 class HealthConfig:
     """How often workers are asked what they must know. Times in seconds."""
 
-    interval: float = 10.0  # between two rounds
+    interval: float = 2.0  # between two rounds
     retry: float = 1.0  # between two rounds while a worker is in doubt
     timeout: float = 10.0  # for an answer
     misses: int = 2  # in a row, until a worker is called ill; one right answer and it is well again

@@ -31,8 +31,12 @@ PROMPT, ANSWER, ANSWER_UNDER_LOAD = 64, 64, 8
 SHARE = 0.05
 """Of the time that probes may take at most: on a slow machine they come less often than asked for."""
 
+_BEGINNING = 0.25
+"""Of the work for an answer in full that the beginning takes. Its time tells nothing: with load it is spent on others' tokens, too."""
+
 _TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9. To be, or not to be, that is the question. "
 
+_TICK = 0.25  # seconds after which a pause is thought over: with load it is shorter
 _FIRST = 120.0  # seconds for the first answer
 _SLOWER = 10.0  # than the last one an answer may be
 
@@ -46,7 +50,8 @@ class Patient:
     checked: float  # when it was last found well, or first seen
     misses: int = 0  # in a row
     complaint: str = ""  # of the last miss
-    proven: int | None = None  # process id of the worker that was right last
+    worker: int | None = None  # process id of the one that all this is about
+    proven: bool = False  # it has been right
 
 
 def _stepped_since(member: Member, start: float) -> bool:
@@ -78,8 +83,6 @@ class Health:
         self._round = asyncio.Condition()
         self._rounds = 0
         self._under_way = False
-        self._wait = config.interval
-        self._cost = 0.0  # seconds that the last answer took
 
     async def run(self, pool: Pool, tokenizer: Tokenizer) -> None:
         """Check for ever. The first round records the right answers."""
@@ -96,11 +99,18 @@ class Health:
                 self._under_way = False
                 self._rounds += 1
                 self._round.notify_all()
-            doubt = any(one.misses for one in self._patients.values())
-            self._wait = max(self._config.interval, self._cost / SHARE)
-            wait = self._config.retry if doubt or not members else self._wait
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.0, started + wait - time.monotonic()))
+            while not self._wake.is_set() and (left := started + self._pause() - time.monotonic()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), min(left, _TICK))
+
+    def _pause(self) -> float:
+        """Seconds between two rounds, as things are now."""
+        members = [member for member in self._pool.members if member.up]
+        if not members or any(one.misses for one in self._patients.values()):
+            return self._config.retry
+        now = time.monotonic()
+        idle = any(member.last_step_age(now) is None for member in members)
+        return max(self._config.interval, self.last_seconds * (1.0 if idle else _BEGINNING) / SHARE)
 
     async def fresh(self) -> None:
         """Wait for a round that has yet to begin, some `timeout` at most. Callers share it: it is one in `retry` seconds."""
@@ -133,15 +143,17 @@ class Health:
             return ""  # not asked yet
         if patient.misses >= self._config.misses:
             return patient.complaint
-        if now - patient.checked > 3 * (self._wait + self._limit()):
+        if now - patient.checked > 3 * (self._pause() + self._limit()):
             return f"not checked for {now - patient.checked:.1f} s"
         return ""
 
     async def _check(self, member: Member) -> None:
         busy = member.last_step_age(time.monotonic()) is not None
         length = min(ANSWER_UNDER_LOAD if busy else ANSWER, len(self._question))
-        patient = self._patients.setdefault(member.number, Patient(time.monotonic()))
         start = time.monotonic()
+        patient = self._patients.get(member.number)
+        if patient is None or patient.worker != member.pid:  # a new worker is not ill with what its predecessor had
+            patient = self._patients[member.number] = Patient(start, worker=member.pid)
         try:
             answer = await self._pool.probe(self._question, length, self._limit(), member)
         except DeadlineExceeded as error:
@@ -155,18 +167,20 @@ class Health:
             if member.up:
                 self._miss(patient, "failed", f"a probe failed: {error}")
             return  # a worker that died is the supervisor's affair, and the service's state says so
-        self._cost = time.monotonic() - start
         if not busy:
-            self.last_seconds = self._cost
+            if not self.last_seconds or member.last_step_age(time.monotonic()) is None:  # nobody else came meanwhile
+                self.last_seconds = time.monotonic() - start
             self._answers.setdefault(member.numerics, answer)
         right = self._answers.get(member.numerics)
         if right is not None and answer != right[:length]:
             self._miss(patient, "wrong", "wrong answer: the probe's tokens are not those of the start")
-            if patient.misses >= self._config.misses and patient.proven == member.pid:
+            if patient.misses < self._config.misses:
+                await self._check(member)  # what is exact errs by no accident: the second look is at once
+            elif patient.proven:
                 member.condemn()
         else:
             self.outcomes["right"] += 1
-            patient.proven = member.pid
+            patient.proven = True
             self._well(patient)
 
     def _limit(self) -> float:
