@@ -14,16 +14,17 @@ TEXTS = ("english", "code", "chinese")
 
 
 class Item(NamedTuple):
-    """A question with four choices of which number `answer` is right."""
+    """A question with four choices of which number `answer` is right. `before`: solved ones, the same before each."""
 
     kind: str
     question: str
     choices: list[str]
     answer: int
+    before: str = ""
 
     @property
     def prompt(self) -> str:
-        return f"Question: {self.question}\nAnswer:"
+        return f"{self.before}Question: {self.question}\nAnswer:"
 
 
 def _data(name: str) -> str:
@@ -33,6 +34,18 @@ def _data(name: str) -> str:
 def built_in_texts() -> dict[str, str]:
     """English prose, Python, and Chinese prose, some 1,000 tokens each."""
     return {name: _data(f"{name}.txt") for name in TEXTS}
+
+
+def built_in_items() -> list[Item]:
+    """Own questions about facts, common sense, sums and grammar, after enough solved ones to fill a segment of the KV cache."""
+    before = _data("solved.txt")
+    return [Item(**item, before=before) for item in json.loads(_data("choices.json"))]
+
+
+def built_in_prompts() -> list[str]:
+    """Tasks about a story that fills a segment or two of the KV cache."""
+    story = "\n\n".join(_data("english.txt").split("\n\n")[:2])
+    return [f"Here is a story.\n\n{story}\n\n{task}" for task in json.loads(_data("prompts.json"))]
 
 
 def read_text(path: Path) -> dict[str, str]:
@@ -54,10 +67,10 @@ class Plan:
     window: int = 512
     windows: int = 2
     contexts: int = 40
-    answer_tokens: int = 96
+    answer_tokens: int = 192
     texts: dict[str, str] = field(default_factory=built_in_texts)
-    items: list[Item] = field(default_factory=lambda: [Item(**item) for item in json.loads(_data("choices.json"))])
-    prompts: list[str] = field(default_factory=lambda: json.loads(_data("prompts.json")))
+    items: list[Item] = field(default_factory=built_in_items)
+    prompts: list[str] = field(default_factory=built_in_prompts)
 
     def __post_init__(self) -> None:
         if self.window < 8:

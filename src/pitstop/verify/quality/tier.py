@@ -135,11 +135,22 @@ def _tables(figures: dict[str, Any]) -> list[Table]:
     if texts := figures.get("texts"):
         names = list(texts["all"])
         rows = [[name, *(_cell(part[key]) for key in names)] for name, part in texts.items()]
-        tables.append(Table(title="By text", columns=["text", *(name.replace("_", " ") for name in names)], rows=rows))
+        tables.append(Table(title="By text", columns=["text", *map(_heading, names)], rows=rows))
     for title, part in (("Multiple choice", figures.get("choices")), ("Chat answers at temperature 0", figures["answers"])):
         if part:
             tables.append(Table(title=title, columns=[key.replace("_", " ") for key in part], rows=[[*map(_cell, part.values())]]))
     return tables
+
+
+_HEADINGS = {"positions": "n", "same_top_share": "same top", "mean_kl": "KL mean", "kl_p999": "KL 99.9 %"}
+
+
+def _heading(key: str) -> str:
+    """A figure's name for a column: short, with ≥ for a lower bound and ≈ for an estimate."""
+    for ending, sign in (("_at_least", " ≥"), ("_estimate", " ≈")):
+        if key.endswith(ending):
+            return _heading(key.removesuffix(ending)) + sign
+    return _HEADINGS.get(key, key.replace("perplexity_", "PPL ").replace("_", " "))
 
 
 def _cell(value: float | None) -> str:

@@ -18,7 +18,9 @@ from pitstop.errors import ConfigError, TargetError
 from pitstop.stats import Comparison
 from pitstop.verify.outcome import Outcome
 from pitstop.verify.quality import Plan, run
+from pitstop.verify.quality.choices import Chooser
 from pitstop.verify.quality.plan import Item, built_in_texts, read_text
+from pitstop.verify.quality.side import Position
 from pitstop.verify.slo import QualityLimits
 
 TEXT = "the rain in the north had not ended when the letter and the lantern arrived. " * 3
@@ -157,6 +159,46 @@ def test_what_the_likeliest_tokens_leave_open_counts_as_flipped():
     assert "left open" in outcome.tables[0].rows[-2][3] or "leave open" in outcome.tables[0].rows[-2][3]
 
 
+def test_a_bound_above_the_best_known_choice_leaves_it_open():
+    """Four tokens, two of which are named: the second is known, the third may be as likely as the least of the named ones."""
+
+    named = {b"a": -0.7, b"b": -1.2}
+
+    class Four:
+        ability = "next"
+
+        def tokens(self, text: str) -> list[int]:
+            return [1, *text.partition("Answer:")[2].replace(" ", "").encode()]
+
+        def piece(self, token: int) -> bytes:
+            return bytes([token])
+
+        def following(self, tokens: list[int]) -> Position:
+            return Position(named if len(tokens) == 1 else {b"z": -0.9})
+
+    def chosen(*choices: str) -> int | None:
+        return Chooser(Four()).choose(Item("", "", list(choices), 0))
+
+    assert chosen("a", "b", "c", "d") == 0
+    assert chosen("c", "b", "d", "e") is None
+    assert chosen("d", "bz", "az", "c") is None
+    assert chosen("bz", "az", "bx", "by") == 1
+    assert chosen("c", "d", "e", "f") is None
+
+
+def test_an_echo_that_lacks_tokens_is_none(monkeypatch: pytest.MonkeyPatch):
+    whole = Peer.complete
+
+    def without_the_first(self: Peer, body: dict) -> tuple[int, dict]:
+        status, answer = whole(self, body)
+        if body.get("echo") and self.kind == "echo":
+            answer["choices"][0]["logprobs"] = {name: values[1:] for name, values in answer["choices"][0]["logprobs"].items()}
+        return status, answer
+
+    monkeypatch.setattr(Peer, "complete", without_the_first)
+    assert judged(Peer("echo"), Peer()).figures["ability_a"] == "next"
+
+
 def test_lengths_and_equal_answers():
     outcome = judged(Peer(says="abcd"), Peer(says="abcde"))
     assert outcome.figures["length_drift"] == pytest.approx(0.25)
@@ -259,6 +301,9 @@ def test_what_comes_with_it():
     assert set(Counter(item.answer for item in items).values()) == {len(items) // 4}
     assert {item.kind for item in items} == {"fact", "sense", "sum", "grammar"}
     assert len(set(Plan().prompts)) == len(Plan().prompts) == 8
+    assert all(len(prompt) > 1200 for prompt in Plan().prompts)
+    assert all(len(item.prompt) > 800 for item in items)  # 128 tokens and more: a sealed segment is read
+    assert not any(item.question in item.before for item in items if item.question != "Which sentence is correct?")
 
 
 def test_windows():
