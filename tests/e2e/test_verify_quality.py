@@ -65,7 +65,7 @@ def test_a_worse_model_is_caught(reference: Server, model_path: Path):
 
 
 def test_configurations_are_served_for_it_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    toy = write_toy_gguf(tmp_path / "toy.gguf", tied=False, head_dim=32)
+    toy = write_toy_gguf(tmp_path / "toy.gguf", context=4096, tied=False, head_dim=32)
     (tmp_path / "text.txt").write_text("What is stored is sealed once. " * 40)
     monkeypatch.setenv("PITSTOP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PITSTOP_API_KEYS", "not for these")

@@ -24,7 +24,7 @@ class Chooser:
     def __init__(self, side: Side) -> None:
         self._side = side
         self._rows: dict[tuple[int, ...], Any] = {}
-        self._tops: dict[tuple[int, ...], dict[bytes, float]] = {}
+        self._tops: dict[tuple[int, ...], dict[bytes, float]] = {}  # empty where the server names no tokens
 
     def choose(self, item: Item) -> int | None:
         """The number of the likeliest choice (of equals, the first); None when the server's likeliest tokens do not tell."""
@@ -58,10 +58,11 @@ class Chooser:
         for position in range(start, len(tokens)):
             context = tuple(tokens[:position])
             if context not in self._tops:
-                self._tops[context] = self._side.following(list(context)).top
+                found = self._side.following(list(context))
+                self._tops[context] = found.top if found else {}
             top, piece = self._tops[context], self._side.piece(tokens[position])
             if piece not in top:
-                return _Score(total + min(top.values()), exact=False)
+                return _Score(total + min(top.values(), default=0.0), exact=False)
             total += top[piece]
         return _Score(total)
 

@@ -108,11 +108,12 @@ def _echoed(a: Side, b: Side, cut: list[list[int]], plan: Plan, step: Step) -> I
 
 
 def _asked(a: Side, b: Side, cut: list[list[int]], plan: Plan, step: Step) -> Iterator[tuple[Position, Position]]:
-    """One request a position. The text's token is looked up among the likeliest."""
+    """One request a position; those are left out of which a server says nothing. The text's token is looked up among the likeliest."""
     for window, position in _spread(cut, plan):
         piece = a.piece(window[position + 1])
-        found = (side.following(window[: position + 1]) for side in (a, b))
-        yield tuple(Position(one.top, one.top.get(piece) if piece else None) for one in found)
+        first, second = (side.following(window[: position + 1]) for side in (a, b))
+        if first and second:
+            yield tuple(Position(one.top, one.top.get(piece) if piece else None) for one in (first, second))
         step()
 
 

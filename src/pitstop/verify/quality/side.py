@@ -125,13 +125,13 @@ class Side:
             raise self._error(f"echo with logprobs answered {answer.status_code}: {answer.text[:300]}")
         return found
 
-    def following(self, tokens: list[int]) -> Position:
-        """What predicts the token after the prompt. Raises TargetError."""
+    def following(self, tokens: list[int]) -> Position | None:
+        """What predicts the token after the prompt. None when this answer names no tokens: llama.cpp's server does not name those of an
+        unfinished character. Raises TargetError."""
         answer = self.ask("/v1/completions", self._next(tokens))
-        found = self._first(answer) if answer.status_code == 200 else None
-        if found is None:
+        if answer.status_code != 200:
             raise self._error(f"/v1/completions with logprobs answered {answer.status_code}: {answer.text[:300]}")
-        return found
+        return self._first(answer)
 
     def chat(self, prompt: str, max_tokens: int) -> tuple[str, bool]:
         """(the answer at temperature 0, whether it was cut at max_tokens). Raises TargetError."""

@@ -35,7 +35,7 @@ class Peer:
 
     def __init__(self, kind: str = "rows", noise: float = 0.0, wrong: str = "", says: str = "The answer is {}.") -> None:
         self.kind, self.noise, self.wrong, self.says = kind, noise, wrong, says
-        self.asked: list[str] = []
+        self.unnamed: set[int] = set()
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """[vocabulary] fp32 of what follows the tokens: depends on the last few and on all; words of the text itself are likely."""
@@ -85,6 +85,8 @@ class Peer:
                 {"id": int(i), "token": bytes([i]).decode("utf-8", "replace"), "bytes": [int(i)], "logprob": row[i]}
                 for i in np.argsort(-row)[:top]
             ]
+            if best[0]["id"] in self.unnamed:  # as llama.cpp's server, when the token is a part of a character
+                return 200, {"choices": [{"text": "x", "logprobs": None}]}
             return 200, {"choices": [{"text": "x", "logprobs": {"content": [best[0] | {"top_logprobs": best}]}}]}
         if not body.get("echo"):
             return 200, {"choices": [{"logprobs": {"token_logprobs": [-1.0], "top_logprobs": [self.best(tokens, top)]}}]}
@@ -109,7 +111,6 @@ def serve(peer: Peer) -> Iterator[Target]:
             self.reply(200, {"data": [{"id": "m"}]} if self.path == "/v1/models" else {})
 
         def do_POST(self) -> None:
-            peer.asked.append(self.path)
             self.reply(*peer.answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
 
         def reply(self, status: int, body: bytes | dict) -> None:

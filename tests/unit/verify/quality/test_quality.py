@@ -109,6 +109,18 @@ def test_next_tokens_alone_bound_and_estimate_and_say_so(first: str, second: str
     assert "estimates" in outcome.notes[0]
 
 
+def test_positions_at_which_a_server_names_no_tokens_are_left_out():
+    a, b = Peer("next"), Peer("next", noise=0.3)
+    whole = judged(a, b).figures["texts"]["all"]["positions"]
+    b.unnamed = {int(letter) for letter in b"aeiou tn"}
+    figures = judged(a, b).figures
+    assert 0 < figures["texts"]["all"]["positions"] < whole
+    assert figures["mean_kl_at_least"] > 0
+    b.unnamed = set(range(256)) - {int(b.logits(list(TEXT.encode()[:3])).argmax())}
+    with pytest.raises(TargetError, match="the texts have no position to judge"):
+        judged(a, b)
+
+
 def test_each_limit_is_judged_in_its_direction():
     a, b = Peer(), Peer(noise=0.5, says="Longer: {} and so on.")
     figures = judged(a, b).figures
