@@ -84,15 +84,11 @@ def compare(a: Side, b: Side, items: list[Item], step: Callable[[], None]) -> tu
         step()
     open_items = sum(None in pair for pair in answers)
     flipped = sum(pair[0] != pair[1] or None in pair for pair in answers)
-    right = [sum(pair[n] == item.answer for pair, item in zip(answers, items, strict=True)) for n in (0, 1)]
     how = f"{flipped} of {len(items)} questions"
     if open_items:
         how += f", {open_items} of which the likeliest tokens leave open"
-    figures = {
-        "items": len(items),
-        "flipped": flipped,
-        "open": open_items,
-        "accuracy_a": right[0] / len(items),
-        "accuracy_b": right[1] / len(items),
-    }
+    figures: dict[str, Any] = {"items": len(items), "flipped": flipped, "open": open_items}
+    for name, chosen in zip("ab", zip(*answers, strict=True), strict=True):
+        right = sum(choice == item.answer for choice, item in zip(chosen, items, strict=True))
+        figures[f"accuracy_{name}{'_at_least' if None in chosen else ''}"] = right / len(items)
     return Measure("flipped_share", flipped / len(items), how, "at_most" if open_items else ""), figures

@@ -16,6 +16,9 @@ TIMEOUT = 600.0
 TOPS = (20, 5)
 """Likeliest tokens to ask for: OpenAI's chat limit and its completions limit."""
 
+PROBES = 6
+"""Tokens of the prompt on which abilities are tried."""
+
 Ability = Literal["rows", "echo", "next", "none"]
 """What a server gives: all logits of a prompt (/admin/score), its tokens' log-probabilities and likeliest ones (echo), those of the next
 token only, or nothing. Each can do what comes after it."""
@@ -82,7 +85,7 @@ class Side:
 
     def find_ability(self, tokens: list[int]) -> Ability:
         """Try what it gives on a short prompt. Raises TargetError for a server that has /admin/score but does not let us in."""
-        self.ability = self._try(tokens[:3] if len(tokens) > 2 else [*tokens, *tokens])
+        self.ability = self._try((tokens * PROBES)[:PROBES])
         return self.ability
 
     def _try(self, tokens: list[int]) -> Ability:
@@ -97,9 +100,10 @@ class Side:
             if answer.status_code == 200 and self._positions(answer, len(tokens)) is not None:
                 return "echo"
         for self.top in TOPS:
-            answer = self.ask("/v1/completions", self._next(tokens))
-            if answer.status_code == 200 and self._first(answer) is not None:
-                return "next"
+            for length in range(1, len(tokens) + 1):  # several: an unfinished character may have no log-probabilities
+                answer = self.ask("/v1/completions", self._next(tokens[:length]))
+                if answer.status_code == 200 and self._first(answer) is not None:
+                    return "next"
         return "none"
 
     def rows(self, tokens: list[int], start: int) -> np.ndarray:

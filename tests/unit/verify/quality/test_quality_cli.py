@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from servers import Server, fake_server
 
 import pitstop.cli
 from pitstop.stats import Comparison
+from pitstop.verify.quality import Plan
 
 TEXT = "A score brings the logits of a prompt, row by row, and nothing else. " * 4
+SHORT = partial(Plan, items=[item._replace(before="") for item in Plan().items[:4]], prompts=["hello", "#say something#"])
+"""A plan that fits the small context of a worker without a model."""
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +37,7 @@ def verify(*words: str) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["pitstop", "verify", "quality", *words])
         patch.setenv("COLUMNS", "200")
+        patch.setattr("pitstop.verify.quality.Plan", SHORT)
         with pytest.raises(SystemExit) as ended:
             pitstop.cli.main()
     return ended.value.code or 0
