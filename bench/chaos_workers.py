@@ -53,7 +53,10 @@ async def undisturbed(server: Server) -> list[list]:
     """What the wave's answers must be."""
     answers = await together(server.port, wave(server))
     assert all(answer.whole for answer in answers), [answer.error for answer in answers]
-    return [answer.content() for answer in answers]
+    right = [answer.content() for answer in answers]
+    assert all(choice["text"] and choice["finish"] for content in right for choice in content[:-2])
+    assert all(one not in right[:place] for place, one in enumerate(right))  # else "equal" would say little
+    return right
 
 
 async def under_load(server: Server, tokens: int, harm: Callable[[], Awaitable[None]]) -> list[Answer]:
