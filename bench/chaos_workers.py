@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -128,27 +129,14 @@ async def poison(kit: Kit) -> None:
         right = await undisturbed(server)
         await until(lambda: _probed(server), 30)
         for count in range(rounds):
-            replaced = 0.0
-
-            async def harm() -> None:
-                nonlocal replaced
-                (worker,) = server.workers()
-                os.kill(worker, signal.SIGUSR1)
-                before = await server.metric(RESTARTS)
-
-                async def seen() -> bool:
-                    return await server.metric(RESTARTS) > before or await server.status("/healthz") == 503
-
-                noticed.append(await until(seen, 60))
-                replaced = time.monotonic()
-
-            for answer, one in zip(await under_load(server, 1 + 120 * (count % 5), harm), right, strict=True):
+            noticed_at, answers = await _poisoned(server, 1 + 120 * (count % 5), noticed)
+            for answer, one in zip(answers, itertools.cycle(right)):
                 if answer.content() == one:
                     tally["equal"] += 1
                 elif answer.error:
                     tally["ended with an error"] += 1
                 else:
-                    tally["wrong, and ended before it was noticed" if answer.ended < replaced else "wrong, and went on"] += 1
+                    tally["wrong, and ended before it was noticed" if answer.ended < noticed_at else "wrong, and went on"] += 1
             await until(lambda: _well(server), 60)
             later = await together(server.port, wave(server))
             later_differ += sum(answer.content() != one for answer, one in zip(later, right, strict=True))
@@ -159,6 +147,39 @@ async def poison(kit: Kit) -> None:
     kit.promise("no wrong answer goes on", not tally["wrong, and went on"], tallied)
     kit.promise("afterwards all is right", not later_differ, f"{later_differ} of {rounds * len(right)} differ")
     kit.figures |= {"rounds": rounds, "noticed_s": rounded(noticed), "answers": tally}
+
+
+async def _poisoned(server: Server, tokens: int, noticed: list[float]) -> tuple[float, list[Answer]]:
+    """Poison the worker after so many tokens, under waves that go on until it is noticed: when that was, and all answers."""
+    answers: list[Answer] = []
+    found = asyncio.Event()
+
+    async def more() -> None:
+        while not found.is_set():
+            answers.extend(await together(server.port, wave(server)))
+
+    async def harm() -> None:
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGUSR1)
+        before = await server.metric(RESTARTS)
+
+        async def seen() -> bool:
+            return await server.metric(RESTARTS) > before or await server.status("/healthz") == 503
+
+        noticed.append(await until(seen, 60))
+
+    start = await server.metric(GENERATED)
+
+    async def reached() -> bool:
+        return await server.metric(GENERATED) >= start + tokens
+
+    waves = asyncio.create_task(more())
+    await until(reached, 60, 0.01)
+    await harm()
+    moment = time.monotonic()
+    found.set()
+    await waves
+    return moment, answers
 
 
 async def _probed(server: Server) -> bool:

@@ -150,7 +150,7 @@ class Health:
     async def _check(self, member: Member) -> None:
         busy = member.last_step_age(time.monotonic()) is not None
         length = min(ANSWER_UNDER_LOAD if busy else ANSWER, len(self._question))
-        start = time.monotonic()
+        start, accepted = time.monotonic(), self._pool.journal.accepted
         patient = self._patients.get(member.number)
         if patient is None or patient.worker != member.pid:  # a new worker is not ill with what its predecessor had
             patient = self._patients[member.number] = Patient(start, worker=member.pid)
@@ -168,7 +168,7 @@ class Health:
                 self._miss(patient, "failed", f"a probe failed: {error}")
             return  # a worker that died is the supervisor's affair, and the service's state says so
         if not busy:
-            if not self.last_seconds or member.last_step_age(time.monotonic()) is None:  # nobody else came meanwhile
+            if self._pool.journal.accepted == accepted:  # else the time is others', too
                 self.last_seconds = time.monotonic() - start
             self._answers.setdefault(member.numerics, answer)
         right = self._answers.get(member.numerics)
@@ -185,7 +185,7 @@ class Health:
 
     def _limit(self) -> float:
         """Seconds for an answer: a model may be slow, and how slow the first time tells."""
-        patience = _SLOWER * self.last_seconds if self._answers else _FIRST
+        patience = _SLOWER * self.last_seconds if self.last_seconds else _FIRST
         return max(self._config.timeout, patience)
 
     def _well(self, patient: Patient) -> None:
