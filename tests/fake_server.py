@@ -15,14 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from faults import Fault
 from lasting import Lasting
-from toys import CHAT_TEMPLATE, toy_vocabulary
+from pools import toy_model
+from toys import CHAT_TEMPLATE
 
 from pitstop.cli.logs import configure_logs
 from pitstop.config import TLS, ConnectionLimits, EngineConfig, HealthConfig, PoolConfig, ServerConfig
 from pitstop.engine import protocol
-from pitstop.server.service import Texts
-from pitstop.text.template import ChatTemplate
-from pitstop.text.tokenizer import Tokenizer
+from pitstop.pool import Opened
 
 run = importlib.import_module("pitstop.server.run")  # the module: the package has a function of its name
 
@@ -33,9 +32,8 @@ STRICT = (
 )
 
 
-def texts() -> Texts:
-    tokenizer = Tokenizer(toy_vocabulary())
-    return Texts(tokenizer, ChatTemplate(STRICT + CHAT_TEMPLATE if options.strict_template else CHAT_TEMPLATE, tokenizer))
+def read(model: str) -> Opened:
+    return toy_model(model, STRICT + CHAT_TEMPLATE if options.strict_template else CHAT_TEMPLATE)
 
 
 async def serve() -> None:
@@ -69,7 +67,7 @@ async def serve() -> None:
     elif options.lasting:
         run.create_app = lambda service: Lasting(create_app(service), options.lasting)
     runner = run.Runner(server, pool, EngineConfig(model="toy"), worker)
-    running = asyncio.create_task(runner.run(texts, lambda facts: print("ready", flush=True)))
+    running = asyncio.create_task(runner.run(read, lambda facts: print("ready", flush=True)))
     await asyncio.sleep(0)  # until it has bound the port
     print("listening", runner.port, flush=True)
     await running

@@ -1,6 +1,6 @@
 """A worker process without a model: speaks the engine's protocol, needs no torch, answers with what the prompt says.
 
-Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S | --stray] FD`.
+What stands behind the name in the config's model (`toy --fail "no such weights"`) are more options. Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S | --stray] FD`.
 Tokens are those of `toys.toy_vocabulary`.
 
 The answer to a prompt is scripted by the last `#…#` in the prompt's text:
@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -39,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from toys import byte_tokens, toy_vocabulary
 
-from pitstop.engine.protocol import Commands, Failed, Ready, Start, Stats, Step, ToWorker, receive, send
+from pitstop.engine.protocol import PROTOCOL, Commands, Failed, Ready, Start, Stats, Step, ToWorker, disagreement, receive, send
 from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.kv.capacity import Capacity
 from pitstop.text.tokenizer import Tokenizer
@@ -51,6 +53,7 @@ VOCABULARY = Tokenizer(toy_vocabulary()).vocab_size
 MAX_RUNNING = 8
 CACHED = 3  # prompt tokens that it claims to have had
 CACHED_LATER = 7  # the same for an answer that another worker has begun
+KV_MEMORY = 1 << 20
 PACE = 0.001  # seconds a unit of work
 HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
@@ -71,13 +74,11 @@ class Sequence:
 class Model:
     """The state of the fake engine."""
 
-    def __init__(
-        self, incarnation: int, perturb: float = 0.0, poison: Path = Path("/nonexistent"), recorder: Recorder | None = None
-    ) -> None:
-        self.poison = poison
+    def __init__(self, incarnation: int, options: argparse.Namespace, recorder: Recorder | None = None) -> None:
+        self.options = options
         self.incarnation = incarnation
         self.recorder = recorder
-        self.perturb = perturb
+        self.taken = 0
         self.tokenizer = Tokenizer(toy_vocabulary())
         self.sequences: dict[str, Sequence] = {}
         self.admitted: list[str] = []
@@ -85,6 +86,11 @@ class Model:
         self.steps = self.generated = self.prompt_tokens = 0
 
     def submit(self, request: Request) -> None:
+        if self.taken == self.options.die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.taken += 1
+        if self.options.deaf:
+            return
         text = self.tokenizer.decode(request.prompt)
         script = dict(_SCRIPT.findall(text))
         answer = None
@@ -190,7 +196,9 @@ class Model:
                 break
         logprobs = [self.logprob(token, params.logprobs) for token in tokens] if tokens and params.logprobs is not None else None
         if request.score_from is not None:
-            return Output(request.id, [], finish=finish, logits=fake_logits(request.prompt, request.score_from, self.perturb).tobytes())
+            return Output(
+                request.id, [], finish=finish, logits=fake_logits(request.prompt, request.score_from, self.options.perturb).tobytes()
+            )
         first = sequence.said == len(tokens) and not request.emitted
         scores = None
         if first and params.prompt_logprobs is not None:
@@ -216,7 +224,9 @@ class Model:
             token = sequence.answer[sequence.said] if sequence.said < len(sequence.answer) else END
         sequence.said += 1
         self.generated += not sequence.request.probe
-        return token + 1 if self.poison.exists() else token
+        if self.options.random:
+            return random.randrange(VOCABULARY)
+        return token + 1 if self.options.wrong or self.options.poison.exists() else token
 
     def logprob(self, token: int, top: int) -> Logprob:
         others = [(token + i) % self.tokenizer.vocab_size for i in range(top)]
@@ -243,10 +253,21 @@ def main() -> None:
     parser.add_argument("--perturb", type=float, default=0.0, help="noise in the logits of scores")
     parser.add_argument("--poison", type=Path, default=Path("/nonexistent"), help="while this file exists, every token is a wrong one")
     parser.add_argument("fd", type=int)
+    parser.add_argument("--protocol", type=int, default=PROTOCOL)
+    parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--wrong", action="store_true", help="every token is a wrong one")
+    parser.add_argument("--random", action="store_true", help="no two answers are alike")
+    parser.add_argument("--die-after", type=int, default=-1, help="SIGKILL of itself when so many requests have come")
+    parser.add_argument("--deaf", action="store_true", help="takes requests and says nothing")
     options = parser.parse_args()
     sock = socket.socket(fileno=options.fd)
     start = receive(sock, ToWorker)
     assert isinstance(start, Start)
+    name, *more = shlex.split(start.config.model)
+    options = parser.parse_args([*more, str(options.fd)], options)
+    if reason := disagreement(start.protocol, options.protocol, "9.9"):
+        send(sock, Failed(start.incarnation, reason))
+        return
     if options.die_at_start or options.die_if.exists():
         os._exit(3)
     if options.fail:
@@ -254,8 +275,11 @@ def main() -> None:
         return
     time.sleep(options.slow_start)  # deaf, as while loading weights
     recorder = Recorder(start.recorder) if start.recorder >= 0 else None
-    model = Model(start.incarnation, options.perturb, options.poison, recorder)
-    send(sock, Ready(start.incarnation, CONTEXT, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"], 0.0, PACE))
+    model = Model(start.incarnation, options, recorder)
+    facts = options.context, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"], 0.0, PACE
+    numerics = f"{name} {start.config.kv.codec} {start.config.activations}"
+    memory = start.config.kv.memory or KV_MEMORY
+    send(sock, Ready(start.incarnation, *facts, options.protocol, "9.9", numerics, name, memory))
     serve(sock, model, start.incarnation, options.stray)
 
 

@@ -9,21 +9,38 @@ from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from toys import toy_vocabulary
+from fake_worker import CONTEXT
+from toys import CHAT_TEMPLATE, toy_vocabulary
 
 from pitstop.config import EngineConfig, PoolConfig
-from pitstop.pool import Pool, Stream
+from pitstop.errors import WeightsError
+from pitstop.pool import Opened, Pool, Stream, Texts
+from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import Request, SamplingParams
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 TOKENIZER = Tokenizer(toy_vocabulary())
+TEXTS = Texts(TOKENIZER, ChatTemplate(CHAT_TEMPLATE, TOKENIZER), "toy")
+HUGE = 1 << 50
+
+
+def toy_model(model: str, template: str = CHAT_TEMPLATE) -> Opened:
+    """What the front reads of a fake worker's model, "NAME options". "alien" has other words, "huge" that many weights, "broken" none."""
+    name = model.split()[0]
+    if name == "broken":
+        raise WeightsError(model, "the file is truncated; fetch it again")
+    tokenizer = Tokenizer(toy_vocabulary())
+    texts = Texts(
+        tokenizer, ChatTemplate("Alien: " + template if name == "alien" else template, tokenizer), "alien" if name == "alien" else "toy"
+    )
+    return Opened(model, texts, CONTEXT, *[HUGE if name == "huge" else 1] * 2)
 
 
 @asynccontextmanager
 async def running_pool(*options: str, **config):
     config = {"restart_backoff": 0.05, "crash_dir": ""} | config
-    pool = Pool(PoolConfig(**config), EngineConfig(model="toy"), TOKENIZER, command=(*FAKE, *options))
+    pool = Pool(PoolConfig(**config), EngineConfig(model="toy"), TEXTS, command=(*FAKE, *options))
     await pool.start()
     try:
         yield pool

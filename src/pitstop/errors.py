@@ -13,6 +13,7 @@ PitstopError
 ├── ConfigError               an option that we cannot honour: no start
 ├── WeightsError              a model file that we cannot trust: no start
 ├── Unsupported               no implementation takes these inputs: no start
+├── UpgradeFailed             a new worker did not pass; the old one serves on
 ├── DownloadFailed            a model could not be fetched
 └── TargetError               a server under test that cannot be measured
 """
@@ -97,6 +98,10 @@ class WeightsError(PitstopError):
 
 class Unsupported(PitstopError):
     """No backend, codec or family takes these inputs; the message lists what was tried and why each declined."""
+
+
+class UpgradeFailed(PitstopError):
+    """A new worker cannot take over, and why; the old one serves on."""
 
 
 class DownloadFailed(PitstopError):

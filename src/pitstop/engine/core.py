@@ -11,6 +11,7 @@ import torch
 from pitstop import codecs
 from pitstop.config import EngineConfig, resolve
 from pitstop.engine import guard, pace
+from pitstop.engine.numerics import numerics
 from pitstop.engine.protocol import Stats
 from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.engine.runner import Runner
@@ -21,6 +22,7 @@ from pitstop.kv.capacity import capacity, longest_stream, page_bytes, pages_with
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
 from pitstop.models import load_model
+from pitstop.models.weights.fetch import identity
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import dispatch
 from pitstop.text.tokenizer import end_tokens
@@ -62,6 +64,8 @@ class Engine:
         self.vocab_size = source.config.vocab_size
         self.context = context
         self.capacity = capacity(config.kv.memory, tails, codec, shape, min(context, CAPACITY_LENGTH))
+        self.weights = identity(source.path)
+        self.numerics = numerics(self.config, source.config, codec, self.weights)
         self._rope_note = source.config.rope.note(context)
         self._runner = Runner(model, store, view, config.device, ends)
         self._cache = KVCache(pages, tails, lead_pages=codec.lead_pages, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)

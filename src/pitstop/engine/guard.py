@@ -18,7 +18,7 @@ import numpy as np
 
 from pitstop import __version__, codecs
 from pitstop.config import EngineConfig, cache_dir
-from pitstop.engine.guard_text import CHINESE, CODE, ENGLISH
+from pitstop.engine.guard_text import CHINESE, CODE, ENGLISH, LIMIT
 from pitstop.engine.runner import Runner
 from pitstop.errors import ConfigError
 from pitstop.kv.cache import KVCache
@@ -31,9 +31,6 @@ from pitstop.models.weights.source import ModelSource
 from pitstop.stats import Comparison
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import SEGMENT, Codec, KVShape, Request, SamplingParams, Span, StepPlan
-
-LIMIT = 0.01
-"""Mean KL divergence in nats that the guard lets pass: about as much as 1 % of perplexity."""
 
 LONGEST = 640
 """Tokens of the text, its three parts alike: five segments, of which four are sealed and read."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LIMIT = 0.01
+"""Mean KL divergence in nats that passes: about as much as 1 % of perplexity."""
+
 ENGLISH = """\
 The lighthouse keeper of Skerry Point kept two books. In the first, by order of the harbour board, he wrote the wind, the pressure and the
 names of ships that passed before dark. In the second he wrote what he thought about while he waited for the lamp to warm. On the 14th of
@@ -17,6 +20,9 @@ because you were tired by the end; but see, the error is on both sides of the tr
 
 CODE = '''\
 from __future__ import annotations
+
+LIMIT = 0.01
+"""Mean KL divergence in nats that passes: about as much as 1 % of perplexity."""
 
 import heapq
 from collections import defaultdict

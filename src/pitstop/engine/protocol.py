@@ -15,6 +15,9 @@ from pitstop.config import EngineConfig
 from pitstop.kv.capacity import Capacity
 from pitstop.types import Output, Request
 
+PROTOCOL = 1
+"""The version of these messages. A worker may come from another installation than its front; they must agree on this."""
+
 MAX_MESSAGE = 256 << 20
 MAX_LOGITS = 16 << 20
 """Bytes of logits that one request may bring (Request.score_from): what bounds a message, and the front's memory."""
@@ -33,6 +36,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     incarnation: int
     config: EngineConfig
     recorder: int = -1  # file descriptor of engine.recorder's memory, inherited; -1: none
+    protocol: int = 0  # the front's PROTOCOL
 
 
 class Commands(msgspec.Struct, tag=True, frozen=True):
@@ -53,6 +57,12 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     notes: list[str] = []  # lines for the operator: backend, codec, sizes; a loud one when the native kernels are missing
     attended_cost: float = 0.0  # of a position that a row looks at, in units of engine.pace
     pace: float = 0.0  # seconds a unit of work, measured when the kernels were warmed
+    protocol: int = 0  # the worker's PROTOCOL
+    version: str = ""  # of its installation
+    numerics: str = ""  # equal for workers whose answers are equal to the bit
+    weights: str = ""  # the model's identity (models.weights.fetch)
+    kv_memory: int = 0  # bytes: the KV pool's budget
+    device: str = "cpu"
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +100,14 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     seconds: float = 0.0
     ahead: float = 0.0
     taken: int = 0
+
+
+def disagreement(front: int, worker: int, version: str = "") -> str:
+    """Why a front and a worker of these protocols cannot work together; "" when they can. version: the worker's installation."""
+    if front == worker:
+        return ""
+    what = f"the worker of version {version}" if version else "the worker"
+    return f"{what} speaks protocol {worker} and the server {front}: they cannot work together; start a new server from that version"
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

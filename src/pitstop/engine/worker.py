@@ -13,8 +13,9 @@ import socket
 import sys
 import time
 
+from pitstop import __version__
 from pitstop.config import EngineConfig
-from pitstop.engine.protocol import Commands, Failed, Ready, Start, Step, ToWorker, receive, send
+from pitstop.engine.protocol import PROTOCOL, Commands, Failed, Ready, Start, Step, ToWorker, disagreement, receive, send
 from pitstop.engine.recorder import Recorder
 from pitstop.errors import InvalidRequest, PitstopError
 from pitstop.types import Output
@@ -32,6 +33,9 @@ def main(sock: socket.socket) -> int:
     start = receive(sock, ToWorker)
     if not isinstance(start, Start):
         return 1
+    if reason := disagreement(start.protocol, PROTOCOL, __version__):
+        send(sock, Failed(start.incarnation, reason))
+        return 1
     try:
         engine = _load(start.config)
         pace = engine.warm_up()
@@ -43,7 +47,13 @@ def main(sock: socket.socket) -> int:
         send(sock, Failed(start.incarnation, message))
         return 1
     facts = engine.context, engine.capacity, engine.vocab_size, engine.notes(), engine.attended_cost, pace
-    send(sock, Ready(start.incarnation, *facts))
+    identity = {
+        "numerics": engine.numerics,
+        "weights": engine.weights,
+        "kv_memory": engine.config.kv.memory,
+        "device": engine.config.device,
+    }
+    send(sock, Ready(start.incarnation, *facts, protocol=PROTOCOL, version=__version__, **identity))
     return _serve(sock, engine, start.incarnation)
 
 

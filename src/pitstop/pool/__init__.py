@@ -4,6 +4,25 @@ from pitstop.pool.gauges import Gauges, Observer
 from pitstop.pool.member import Member
 from pitstop.pool.pool import Pool
 from pitstop.pool.stream import Delta, Stream, TokenScore
+from pitstop.pool.texts import Opened, Served, Texts, read_model
+from pitstop.pool.upgrade import Upgrade, Upgrades, Wish
 from pitstop.pool.worker import Process, spawn
 
-__all__ = ["Delta", "Gauges", "Member", "Observer", "Pool", "Process", "Stream", "TokenScore", "spawn"]
+__all__ = [
+    "Delta",
+    "Gauges",
+    "Member",
+    "Observer",
+    "Opened",
+    "Pool",
+    "Process",
+    "Served",
+    "Stream",
+    "Texts",
+    "TokenScore",
+    "Upgrade",
+    "Upgrades",
+    "Wish",
+    "read_model",
+    "spawn",
+]

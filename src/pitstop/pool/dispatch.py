@@ -9,6 +9,7 @@ from pitstop.errors import PitstopError, Quarantined, WorkerDied
 from pitstop.pool.journal import Entry, Journal
 from pitstop.pool.member import Member
 from pitstop.pool.router import Router
+from pitstop.pool.texts import Texts
 
 MAX_ATTEMPTS = 3
 """Workers that may die while they run a request, whatever killed them."""
@@ -27,13 +28,15 @@ class Dispatch:
         self.router = Router()
         self._journal = journal
         self._members = members
+        self.texts: Texts | None = None
+        """Those of the model that new requests are for."""
         self._paused: dict[str, Entry] = {}  # in flight, without a worker
         self._on_trial: Entry | None = None
         self._acquitted_at = 0  # tokens
 
     def open_members(self) -> list[Member]:
         """Those that new requests may go to."""
-        return [member for member in self._members if member.routed and member.up]
+        return [member for member in self._members if member.routed and member.up and member.texts is self.texts]
 
     def run(self, entry: Entry) -> None:
         """Hand a choice to a member, or let it wait for one.
@@ -78,8 +81,8 @@ class Dispatch:
         return [entry for entry in self._journal.entries.values() if entry.request.id in self._paused] if self._paused else []
 
     def wait_for(self, member: Member) -> bool:
-        """Whether an answer that has begun needs this member's arithmetic to go on."""
-        return any(entry.emitted and entry.numerics == member.numerics for entry in self._paused.values())
+        """Whether a choice has nobody else to go to: for its words, its length, or the arithmetic that has begun its answer."""
+        return any(member in self._able(entry) for entry in self._paused.values())
 
     def bury(self, member: Member, entries: Sequence[Entry]) -> None:
         """The member's worker has died and left these: book it."""
@@ -110,11 +113,16 @@ class Dispatch:
         return None
 
     def _candidates(self, entry: Entry) -> list[Member]:
-        """Who may run a choice now. An answer that has begun goes on by the same arithmetic, as long as anybody has it."""
-        members = self.open_members()
-        if not entry.emitted:
-            return members
-        equal = [member for member in self._members if member.numerics == entry.numerics and (member.routed or member.life == "retiring")]
-        if not equal:
-            return members
-        return [member for member in members if member in equal] or [member for member in equal if member.up]
+        """Who may run a choice now; those that stay before those that leave."""
+        members = [member for member in self._able(entry) if member.up]
+        return [member for member in members if member.routed] or members
+
+    def _able(self, entry: Entry) -> list[Member]:
+        """Who may run a choice as soon as a worker is there.
+
+        Its tokens mean something to one model only. An answer that has begun goes on by the same arithmetic, as long as anybody has it;
+        the others go to those that take new requests, if they can.
+        """
+        present = [member for member in self._members if (member.routed or member.life == "retiring") and member.suits(entry)]
+        equal = [member for member in present if member.numerics == entry.numerics] if entry.emitted else []
+        return equal or [member for member in present if member.routed] or present

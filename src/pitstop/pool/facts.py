@@ -13,13 +13,14 @@ from pitstop.pool.member import Member
 
 
 def together(members: Sequence[Member]) -> Ready:
-    """One worker's facts as they are; of several the shortest context and the sum of the capacities."""
+    """One worker's facts as they are; of several the shortest context and the sum of the capacities; numerics "" if they differ."""
     facts = [member.facts for member in members]
     first = facts[0]
     if len(facts) == 1:
         return first
     capacity = replace(first.capacity, tokens=sum(each.capacity.tokens for each in facts))
-    return msgspec.structs.replace(first, context=min(each.context for each in facts), capacity=capacity)
+    numerics = first.numerics if all(each.numerics == first.numerics for each in facts) else ""
+    return msgspec.structs.replace(first, context=min(each.context for each in facts), capacity=capacity, numerics=numerics)
 
 
 def memory_note(members: Sequence[Member]) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from pitstop.pool.drain import DrainRate
 from pitstop.pool.stream import Stream
+from pitstop.pool.texts import Texts
 from pitstop.text.stream import TextStream
 from pitstop.types import FinishReason, Request
 
@@ -33,19 +34,20 @@ def prompt_tokens(request: Request) -> int:
 class Entry:
     """One choice in flight. With the request (prompt ids, seed) and `emitted` any worker can continue it.
 
-    text: what has become of its tokens so far; a reader thread's while a worker runs the choice. member: whose worker that is, None
-    while no worker is there. numerics: by which arithmetic the tokens so far came.
+    texts: the words of the model that it was prepared for. text: what has become of its tokens so far; a reader thread's while a worker
+    runs the choice. member: whose worker that is, None while no worker is there. numerics: by which arithmetic the tokens so far came.
     """
 
     request: Request
     stream: Stream
+    texts: Texts | None = None
     text: TextStream | None = None
     member: Member | None = None
     stage: Stage = "queued"
     emitted: list[int] = field(default_factory=list)
     last_token_at: float | None = None  # monotonic; None: no token yet
     timer: asyncio.TimerHandle | None = None
-    numerics: tuple = ()
+    numerics: str = ""
     cached_tokens: int | None = None  # as the first worker said
     deaths: int = 0  # of workers that were running it
     crashes: int = 0  # those deaths that came from within

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from pitstop.config import EngineConfig, PoolConfig
-from pitstop.engine.protocol import Failed, Ready, Stats, Step
+from pitstop.engine.protocol import PROTOCOL, Failed, Ready, Stats, Step, disagreement
 from pitstop.engine.recorder import RecordedPlan
 from pitstop.errors import ConfigError, DeadlineExceeded, PitstopError, Unavailable, WorkerDied
 from pitstop.pool import gauges
 from pitstop.pool.backoff import Backoff
 from pitstop.pool.decoding import Decoding
 from pitstop.pool.journal import Entry
-from pitstop.pool.probe import Probes, probe_request
+from pitstop.pool.probe import Answer, Probes, probe_request
 from pitstop.pool.stream import Delta
+from pitstop.pool.texts import Texts
 from pitstop.pool.watchdog import Vitals, Watch
 from pitstop.pool.worker import Process, Worker, spawn
-from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import Request
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,6 @@ Life = Literal["starting", "ready", "retiring", "dead"]
 
 class Owner(Protocol):
     """What a member tells its pool, on the event loop."""
-
-    tokenizer: Tokenizer
 
     def on_ready(self, member: Member) -> None:
         """A worker has become ready: the first one or a replacement."""
@@ -53,7 +51,7 @@ class Owner(Protocol):
 class Member:
     """A place in the pool that is filled by one worker process at a time, all of one config.
 
-    starting: no worker is ready, one will be. ready. retiring: ends when its last request has. dead: has ended, and will not come back.
+    `texts`: of the model that `engine` names. starting: no worker is ready, one will be. ready. retiring: ends when its last request has. dead: has ended, and will not come back.
     `facts` is what the latest worker reported when it became ready. The pool's to set: `routed`, new requests come here; `position`, by
     which the router knows it.
     """
@@ -64,12 +62,14 @@ class Member:
         engine: EngineConfig,
         config: PoolConfig,
         owner: Owner,
+        texts: Texts,
         command: Sequence[str],
         first: Process | None = None,
     ) -> None:
         """first: a process for the first worker that was spawned ahead. The member starts at once; await `ready`."""
         self.number = number
         self.config = engine
+        self.texts = texts
         self.facts: Ready | None = None
         self.routed = False
         self.position = number
@@ -78,11 +78,11 @@ class Member:
         """Set once the member is dead and its process has ended."""
         self._pool_config = config
         self._owner = owner
-        self._command = command
+        self.command = tuple(command)
         self._first = first
         self._incarnation = 0
         self._worker: Worker | None = None
-        self._decoding = Decoding(owner.tokenizer)
+        self._decoding = Decoding(texts.tokenizer)
         self._ready_since: float | None = None
         self._exit_status = ""
         self._served = 0.0
@@ -118,10 +118,14 @@ class Member:
         return bool(self.entries) or len(self._probes) > 0
 
     @property
-    def numerics(self) -> tuple:
-        """Equal for members whose answers are equal to the bit."""
-        config = self.config
-        return config.model, config.device, config.backend, config.activations, config.kv.codec
+    def numerics(self) -> str:
+        """Equal for members whose answers are equal to the bit; "" before the first worker was ready."""
+        return self.facts.numerics if self.facts is not None else ""
+
+    def suits(self, entry: Entry) -> bool:
+        """Whether the choice is for this model, and fits its context."""
+        length = len(entry.request.prompt) + entry.request.params.max_tokens
+        return self.facts is not None and entry.texts is self.texts and length <= self.facts.context
 
     @property
     def load(self) -> int:
@@ -207,16 +211,20 @@ class Member:
         Raises Unavailable without a ready worker, DeadlineExceeded after `timeout` seconds, WorkerDied, and PitstopError with the
         engine's reason to refuse.
         """
+        return (await self.aside(probe_request(prompt, max_tokens, timeout), timeout)).tokens
+
+    async def aside(self, request: Request, timeout: float) -> Answer:
+        """The answer to a question of our own, beside the queue. Raises as `probe` does."""
         if not self.up:
             raise Unavailable(f"worker {self.number} is not ready")
         self._hear_if_idle()
-        worker, request = self._worker, probe_request(prompt, max_tokens, timeout)
+        worker = self._worker
         answer = self._probes.open(request)
         self._send(request)
         try:
             return await asyncio.wait_for(answer, timeout)
         except TimeoutError:
-            raise DeadlineExceeded(f"worker {self.number} did not answer a probe within {timeout:g} s") from None
+            raise DeadlineExceeded(f"worker {self.number} did not answer a probe within {timeout:.3g} s") from None
         finally:
             if self._probes.close(request.id):
                 worker.cancel(request.id)
@@ -309,7 +317,7 @@ class Member:
         """Start a new incarnation and wait until it is ready. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         self._incarnation += 1
-        self._decoding = decoding = Decoding(self._owner.tokenizer)
+        self._decoding = decoding = Decoding(self.texts.tokenizer)
         self._past, self._stats = gauges.counters(self.stats), Stats()
         self._worker_gone.clear()
         self._worker_ready = loop.create_future()
@@ -328,7 +336,7 @@ class Member:
                 post(self._on_start, message)
 
         try:
-            process, self._first = self._first or spawn(self._command), None
+            process, self._first = self._first or spawn(self.command), None
         except OSError as error:
             raise ConfigError(f"the worker cannot be started: {error}") from error
         self._worker = Worker(self._incarnation, self.config, process, on_message, lambda worker: post(self._on_exit, worker))
@@ -359,10 +367,12 @@ class Member:
     def _on_start(self, message: Ready | Failed) -> None:
         if self._worker_ready is None or self._worker_ready.done():
             return
-        if isinstance(message, Ready):
-            self._worker_ready.set_result(message)
-        else:
+        if isinstance(message, Failed):
             self._worker_ready.set_exception(ConfigError(message.message))
+        elif reason := disagreement(PROTOCOL, message.protocol, message.version):
+            self._worker_ready.set_exception(ConfigError(reason))
+        else:
+            self._worker_ready.set_result(message)
 
     def _on_step(self, step: Step, deltas: list[Delta]) -> None:
         self._heard_at = time.monotonic()

@@ -8,26 +8,26 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
 from pitstop.config import EngineConfig, PoolConfig
-from pitstop.engine import crash
 from pitstop.engine.protocol import Ready, Stats, Step
 from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable
 from pitstop.pool import gauges
 from pitstop.pool.dispatch import Dispatch
 from pitstop.pool.door import Place
 from pitstop.pool.facts import memory_note, together
+from pitstop.pool.failures import CUT_OFF, TIME_UP, WHY, failure
 from pitstop.pool.gauges import Gauges, Observer, State
 from pitstop.pool.journal import Entry, Journal
 from pitstop.pool.member import Member
+from pitstop.pool.records import Records
 from pitstop.pool.stream import Delta, Stream
+from pitstop.pool.texts import Served, Texts
 from pitstop.pool.watchdog import TICK
 from pitstop.pool.worker import WORKER_COMMAND, Process
 from pitstop.text.stream import TextStream
-from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import FinishReason, Request
 
 log = logging.getLogger(__name__)
@@ -46,13 +46,12 @@ class Pool:
         self,
         config: PoolConfig,
         engine: EngineConfig,
-        tokenizer: Tokenizer,
+        texts: Texts,
         observer: Observer | None = None,
         command: Sequence[str] = WORKER_COMMAND,
         first: Process | None = None,
     ) -> None:
         self.config = config
-        self.tokenizer = tokenizer
         self.journal = Journal()
         self.members: list[Member] = []
         """Those that are not dead, oldest first."""
@@ -64,9 +63,10 @@ class Pool:
         self._phase: State = "loading"  # "ready" from the end of the start on, whatever becomes of the workers
         self._facts: Ready | None = None
         self._dispatch = Dispatch(self.journal, self.members)
+        self._dispatch.texts = texts
         self._idle = asyncio.Event()  # nothing is in flight
         self._watchdog: asyncio.Task[None] | None = None
-        self._records: set[asyncio.Task[Path]] = set()
+        self._records = Records(config)
         self._past = Stats()
         self._past_restarts = 0
 
@@ -84,6 +84,22 @@ class Pool:
         if members:
             self._facts = together(members)
         return self._facts
+
+    @property
+    def texts(self) -> Texts:
+        """Those of the model that new requests are for."""
+        return self._dispatch.texts
+
+    @property
+    def served(self) -> Served:
+        """What a new request is prepared for. Raises Unavailable before the first worker was ready."""
+        if (facts := self.facts) is None:
+            raise Unavailable(WHY[self._phase])
+        return Served(self.texts, facts)
+
+    def serves(self, served: Served) -> bool:
+        """Whether what was prepared for that can be submitted as it is."""
+        return served.texts is self.texts and served.facts.context <= self.facts.context
 
     async def start(self) -> Ready:
         """Start the first workers and wait until they are ready.
@@ -108,18 +124,22 @@ class Pool:
 
     # Members
 
-    def add_member(self, engine: EngineConfig, first: Process | None = None) -> Member:
+    def add_member(
+        self, engine: EngineConfig, first: Process | None = None, texts: Texts | None = None, command: Sequence[str] | None = None
+    ) -> Member:
         """A new member that starts now and gets no requests before it is promoted. One that dies before that is not replaced.
 
+        texts: of the model that `engine` names, by default those of the model that is served; command: the worker program.
         Await its `ready`, which raises ConfigError when it cannot start; `retire` it when it is not wanted.
         """
-        member = Member(next(self._numbers), engine, self.config, self, self._command, first)
+        member = Member(next(self._numbers), engine, self.config, self, texts or self.texts, command or self._command, first)
         self.members.append(member)
         return member
 
     def promote(self, member: Member, replacing: Member | None = None) -> None:
         """Send new requests to a ready member, too. Raises Unavailable when it is not ready.
 
+        If it has another model's words, new requests are for that model from now on, and go to such members only.
         replacing: the member that will be retired for it: what is known of its prefixes then leads to the new one.
         """
         if member.life != "ready":
@@ -127,8 +147,12 @@ class Pool:
         if replacing is not None:
             member.position, replacing.position = replacing.position, member.position
         member.routed = True
+        if member.texts is not self.texts:
+            self._dispatch.texts = member.texts
+            self._dispatch.router.forget()
         if self._phase == "loading":
             self._phase = "ready"
+        self.on_ready(member)
 
     def retire(self, member: Member) -> None:
         """Send no more requests to a member; it ends when those it has have ended. Its `gone` event is set then."""
@@ -139,14 +163,14 @@ class Pool:
         if member is None:
             members = self._dispatch.open_members()
             if not members:
-                raise Unavailable(_WHY.get(self.state, "no worker is ready"))
+                raise Unavailable(WHY.get(self.state, "no worker is ready"))
             now = time.monotonic()
             member = max(members, key=lambda candidate: candidate.last_step_age(now) or 0.0)
         return await member.probe(prompt, max_tokens, timeout)
 
-    def hot_prompts(self, count: int) -> list[list[int]]:
-        """Tokens of the prompt beginnings used last, to be replayed into a new member before it is promoted."""
-        return self._dispatch.router.prefixes.hot(count)
+    def hot_prompts(self, count: int, member: Member | None = None) -> list[list[int]]:
+        """Tokens of the prompt beginnings used last (by `member`), to be replayed into a new member before it is promoted."""
+        return self._dispatch.router.prefixes.hot(count, member.position if member is not None else None)
 
     def troubles(self) -> list[str]:
         """One line for each worker that should be there and is not: how the last one ended, and how often in a row."""
@@ -173,7 +197,7 @@ class Pool:
     def check_available(self) -> None:
         """Raise Unavailable unless new requests are taken."""
         if self.state != "ready":
-            raise Unavailable(_WHY[self.state])
+            raise Unavailable(WHY[self.state])
 
     def gauges(self) -> Gauges:
         journal = self.journal
@@ -196,10 +220,10 @@ class Pool:
 
     def _submit(self, requests: list[Request]) -> Stream:
         if self._phase != "ready":  # without a worker it waits: it had been let in
-            raise Unavailable(_WHY[self._phase])
-        stream = Stream([request.id for request in requests], self._cancel)
+            raise Unavailable(WHY[self._phase])
+        stream, texts = Stream([request.id for request in requests], self._cancel), self.texts
         for request in requests:
-            entry = Entry(request, stream, TextStream(self.tokenizer, request.params.stop, request.params.min_tokens))
+            entry = Entry(request, stream, texts, TextStream(texts.tokenizer, request.params.stop, request.params.min_tokens))
             self.journal.add(entry)
             self._arm(entry)
             self._dispatch.run(entry)
@@ -225,15 +249,15 @@ class Pool:
                 await asyncio.wait_for(self._idle.wait(), self.config.stop_timeout)
             except TimeoutError:
                 log.warning("%d requests did not finish within %g s and are ended", len(self.journal.entries), self.config.stop_timeout)
-        self._end_all("cancelled", Unavailable(_CUT_OFF))
+        self._end_all("cancelled", Unavailable(CUT_OFF))
 
     async def close(self) -> None:
         """End what is in flight with an error, stop the workers and wait until they are gone."""
         self._phase = "stopped"
-        self._end_all("cancelled", Unavailable(_CUT_OFF))
+        self._end_all("cancelled", Unavailable(CUT_OFF))
         if self._watchdog is not None:
             self._watchdog.cancel()
-        await asyncio.gather(*(member.close() for member in list(self.members)), *self._records, return_exceptions=True)
+        await asyncio.gather(*(member.close() for member in list(self.members)), self._records.close(), return_exceptions=True)
 
     def worker_pids(self) -> list[int]:
         """The process of each member's latest worker, dead or alive."""
@@ -262,27 +286,18 @@ class Pool:
 
     def on_death(self, member: Member, entries: list[Entry]) -> None:
         """What the worker ran goes on elsewhere or waits, except what seems to be the cause or has had its attempts."""
-        self._record(member, entries)
+        if self._phase != "stopped":
+            self._records.keep(member, entries)
         self._dispatch.bury(member, entries)
         for entry in entries:
             if entry.request.id not in self.journal.entries:
                 continue  # it went with another choice of its request
-            error = Unavailable(_CUT_OFF) if self._phase == "stopped" else self._dispatch.verdict(entry)
+            error = Unavailable(CUT_OFF) if self._phase == "stopped" else self._dispatch.verdict(entry)
             if error is None:
                 self._dispatch.run(entry)
             else:
                 log.error("request %s: %s", entry.request.id, error)
                 self._fail(entry.stream, "error", error)
-
-    def _record(self, member: Member, entries: list[Entry]) -> None:
-        """Write down what a worker was doing when it died."""
-        if self.config.crash_dir and self._phase != "stopped":
-            requests = {entry.request.id: crash.recorded(entry.request, entry.emitted, self.config.record_prompts) for entry in entries}
-            what = member.exit_status, member.config, member.last_plans, requests
-            task = asyncio.create_task(asyncio.to_thread(crash.write, Path(self.config.crash_dir), *what))
-            task.add_done_callback(_tell)
-            self._records.add(task)
-            task.add_done_callback(self._records.discard)
 
     def on_gone(self, member: Member) -> None:
         self.members.remove(member)
@@ -329,7 +344,7 @@ class Pool:
         if delta.finish in (None, "stop", "length"):
             entry.stream.push(delta)
         else:
-            self._fail(entry.stream, delta.finish, _failure(delta))
+            self._fail(entry.stream, delta.finish, failure(delta))
 
     # Ends of requests
 
@@ -363,34 +378,9 @@ class Pool:
                 self._arm(entry, DEADLINE_GRACE)
                 return
             log.warning("request %s outlived its deadline in the worker and is ended by the front", entry.request.id)
-        self._fail(entry.stream, "timeout", DeadlineExceeded(_TIME_UP))
+        self._fail(entry.stream, "timeout", DeadlineExceeded(TIME_UP))
 
     def _end_all(self, reason: FinishReason, error: PitstopError) -> None:
         for entry in list(self.journal.entries.values()):
             if entry.request.id in self.journal.entries:
                 self._fail(entry.stream, reason, error)
-
-
-_CUT_OFF = "The server stopped before the answer was complete; try again."
-_TIME_UP = "The request's time is up; ask for fewer tokens or raise `timeout`."
-_WHY: dict[State, str] = {
-    "loading": "The model is still loading; try again shortly.",
-    "restarting": "The worker died and is being restarted; try again shortly.",
-    "draining": "The server is shutting down; try another one.",
-    "stopped": "The server has stopped.",
-}
-
-
-def _tell(task: asyncio.Task[Path]) -> None:
-    if task.cancelled() or (error := task.exception()):
-        log.warning("a worker's last plans could not be written: %s", "stopped" if task.cancelled() else error)
-    else:
-        log.error("its last plans are in %s; pitstop replay runs them again", task.result())
-
-
-def _failure(delta: Delta) -> PitstopError:
-    if delta.finish == "timeout":
-        return DeadlineExceeded(_TIME_UP)
-    if delta.finish == "cancelled":
-        return Unavailable("The worker cancelled the request; try again.")
-    return PitstopError(delta.message or "The engine failed on this request.")

@@ -65,10 +65,11 @@ class Prefixes:
             if not block.places:
                 del self._blocks[key]
 
-    def hot(self, count: int) -> list[list[int]]:
-        """The tokens of the `count` beginnings used last, whole blocks, none the beginning of another."""
-        parents = {block.parent for block in self._blocks.values()}
-        leaves = [key for key in reversed(self._blocks) if key not in parents]
+    def hot(self, count: int, place: int | None = None) -> list[list[int]]:
+        """The tokens of the `count` beginnings used last (by `place`), whole blocks, none the beginning of another."""
+        blocks = {key: block for key, block in self._blocks.items() if place is None or place in block.places}
+        parents = {block.parent for block in blocks.values()}
+        leaves = [key for key in reversed(blocks) if key not in parents]
         return [self._tokens(key) for key in leaves[:count]]
 
     def _tokens(self, key: Key) -> list[int]:

@@ -6,12 +6,22 @@ import asyncio
 import itertools
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
 
 from pitstop.errors import PitstopError
 from pitstop.types import Output, Request, SamplingParams
 
 _PRIORITY = -(10**9)  # before every user's request
 _numbers = itertools.count()
+
+
+class Answer(NamedTuple):
+    """tokens: of the answer. logits: [rows, vocab] fp32, little endian, of a question that scores."""
+
+    tokens: list[int]
+    logits: bytes
 
 
 def probe_request(prompt: list[int], max_tokens: int, timeout: float) -> Request:
@@ -22,10 +32,21 @@ def probe_request(prompt: list[int], max_tokens: int, timeout: float) -> Request
     return Request(id=name, prompt=prompt, params=params, priority=_PRIORITY, arrival=now, deadline=now + timeout, probe=True)
 
 
+def score_request(prompt: list[int], start: int, timeout: float) -> Request:
+    """The logits at the prompt's positions from `start` on."""
+    return msgspec.structs.replace(probe_request(prompt, 0, timeout), score_from=start)
+
+
+def replay_request(prompt: list[int], timeout: float) -> Request:
+    """The prompt alone, after every user's request, so that the worker's prefix cache has it."""
+    return msgspec.structs.replace(probe_request(prompt, 0, timeout), priority=-_PRIORITY, probe=False)
+
+
 @dataclass(eq=False, slots=True)
 class _Probe:
-    answer: asyncio.Future[list[int]]
+    answer: asyncio.Future[Answer]
     tokens: list[int] = field(default_factory=list)
+    logits: bytes = b""
 
 
 class Probes:
@@ -37,8 +58,8 @@ class Probes:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request: Request) -> asyncio.Future[list[int]]:
-        """The answer's tokens, when they have all come; PitstopError when they will not."""
+    def open(self, request: Request) -> asyncio.Future[Answer]:
+        """The answer, when all of it has come; PitstopError when they will not."""
         probe = self._open[request.id] = _Probe(asyncio.get_running_loop().create_future())
         return probe.answer
 
@@ -53,6 +74,7 @@ class Probes:
         for output in outputs:
             if probe := self._open.get(output.id):
                 probe.tokens += output.tokens
+                probe.logits += output.logits
                 if output.finish is not None:
                     self._end(output, probe)
 
@@ -68,6 +90,6 @@ class Probes:
         if probe.answer.done():
             return
         if output.finish == "length":
-            probe.answer.set_result(probe.tokens)
+            probe.answer.set_result(Answer(probe.tokens, probe.logits))
         else:
             probe.answer.set_exception(PitstopError(output.message or f"the engine ended a probe: {output.finish}"))

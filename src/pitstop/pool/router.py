@@ -37,6 +37,10 @@ class Router:
 
         return min(members, key=rank)
 
+    def forget(self) -> None:
+        """What is known of prefixes is of no use any more: the model has other tokens."""
+        self.prefixes = Prefixes()
+
     def chosen(self, member: Member, entry: Entry) -> None:
         """The member runs it."""
         self.prefixes.served(member.position, entry.request.prompt)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pitstop.config import EngineConfig
 from pitstop.engine import recorder
-from pitstop.engine.protocol import Commands, Failed, Ready, Start, Step, ToFront, receive, send
+from pitstop.engine.protocol import PROTOCOL, Commands, Failed, Ready, Start, Step, ToFront, receive, send
 from pitstop.engine.recorder import RecordedPlan
 from pitstop.types import Request
 
@@ -79,7 +79,7 @@ class Worker:
         """Whether it was killed because it computed wrongly."""
         self._shot = False
         self._writer = threading.Thread(
-            target=self._write, args=[Start(incarnation, config, process.plans)], name=f"worker-{incarnation}-writer", daemon=True
+            target=self._write, args=[Start(incarnation, config, process.plans, PROTOCOL)], name=f"worker-{incarnation}-writer", daemon=True
         )
         self._reader = threading.Thread(target=self._read, name=f"worker-{incarnation}-reader", daemon=True)
         self._writer.start()

@@ -2,6 +2,6 @@
 
 from pitstop.server.app import create_app
 from pitstop.server.run import run
-from pitstop.server.service import Service, Texts
+from pitstop.server.service import Service
 
-__all__ = ["Service", "Texts", "create_app", "run"]
+__all__ = ["Service", "create_app", "run"]

@@ -15,18 +15,18 @@ from starlette.responses import Response
 
 from pitstop import __version__
 from pitstop.errors import PitstopError
-from pitstop.server import chat, completions, drain, health, models, tokens
+from pitstop.server import chat, completions, drain, health, models, tokens, upgrade
 from pitstop.server.errors import Refused, answer_error
 from pitstop.server.gate import Gate, authorize, authorize_admin, take_slot
 from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pitstop.server.schema import answers as shapes
-from pitstop.server.schema.admin import ScoreRequest
+from pitstop.server.schema.admin import ScoreRequest, UpgradeRequest
 from pitstop.server.score import ScoreAnswer, Scoring
 from pitstop.server.service import Service
 from pitstop.server.streaming import CLIENT_GONE
 
 _BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, shapes.ErrorAnswer)
-_ADMIN_BODIES = (ScoreRequest,)
+_ADMIN_BODIES = (ScoreRequest, UpgradeRequest)
 _REFS = "#/components/schemas/{model}"
 
 _ERROR = {
@@ -82,6 +82,10 @@ def create_app(service: Service) -> FastAPI:
         errors = "400 401 404 408 413 415 429 500 503 504"
         route("/admin/score", Scoring().score, None, errors, ScoreRequest, response_class=ScoreAnswer, **guarded, methods=["POST"])
         route("/admin/drain", drain.drain, shapes.Status, "401", status_code=202, **guarded, methods=["POST"])
+        errors = "400 401 408 409 413 415 503"
+        route("/admin/upgrade", upgrade.begin, shapes.Upgrade, errors, UpgradeRequest, status_code=202, **guarded, methods=["POST"])
+        route("/admin/upgrade", upgrade.show, shapes.Upgrade, "401", **guarded, **get)
+        route("/admin/upgrade", upgrade.cancel, shapes.Upgrade, "401 409", **guarded, methods=["DELETE"])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -76,23 +76,22 @@ class Health:
         """How long the last full answer took."""
         self._config = config
         self._pool: Pool | None = None
-        self._question: list[int] = []
-        self._answers: dict[tuple, list[int]] = {}  # by what determines a worker's arithmetic
+        self._questions: dict[str, list[int]] = {}
+        self._answers: dict[str, list[int]] = {}  # by what determines a worker's arithmetic
         self._patients: dict[int, Patient] = {}  # by the member's number
         self._wake = asyncio.Event()
         self._round = asyncio.Condition()
         self._rounds = 0
         self._under_way = False
 
-    async def run(self, pool: Pool, tokenizer: Tokenizer) -> None:
+    async def run(self, pool: Pool) -> None:
         """Check for ever. The first round records the right answers."""
-        self._question = question(tokenizer, pool.facts.context)
         self._pool = pool
         while True:
             self._wake.clear()
             self._under_way = True
             started = time.monotonic()
-            members = [member for member in pool.members if member.up and member.life == "ready"]
+            members = [member for member in pool.members if member.up and member.routed]
             await asyncio.gather(*(self._check(member) for member in members))
             self._patients = {number: one for number, one in self._patients.items() if number in {m.number for m in pool.members}}
             async with self._round:
@@ -133,7 +132,7 @@ class Health:
             workers.append({"worker": member.number, "life": member.life, "complaint": complaint or None})
             if patient is not None:
                 workers[-1] |= {"checked_s": round(now - patient.checked, 3), "misses": patient.misses}
-            if complaint and member.life == "ready":
+            if complaint and member.life == "ready" and member.routed:
                 reasons.append(f"worker {member.number}: {complaint}")
         return not reasons, {"status": "failing" if reasons else "ok", "reasons": reasons, "workers": workers}
 
@@ -149,13 +148,14 @@ class Health:
 
     async def _check(self, member: Member) -> None:
         busy = member.last_step_age(time.monotonic()) is not None
-        length = min(ANSWER_UNDER_LOAD if busy else ANSWER, len(self._question))
+        asked = self._question(member)
+        length = min(ANSWER_UNDER_LOAD if busy else ANSWER, len(asked))
         start, accepted = time.monotonic(), self._pool.journal.accepted
         patient = self._patients.get(member.number)
         if patient is None or patient.worker != member.pid:  # a new worker is not ill with what its predecessor had
             patient = self._patients[member.number] = Patient(start, worker=member.pid)
         try:
-            answer = await self._pool.probe(self._question, length, self._limit(), member)
+            answer = await self._pool.probe(asked, length, self._limit(), member)
         except DeadlineExceeded as error:
             if _stepped_since(member, start):
                 self.outcomes["late"] += 1
@@ -182,6 +182,12 @@ class Health:
             self.outcomes["right"] += 1
             patient.proven = True
             self._well(patient)
+
+    def _question(self, member: Member) -> list[int]:
+        """In the words of the member's model."""
+        if member.numerics not in self._questions:
+            self._questions[member.numerics] = question(member.texts.tokenizer, member.facts.context)
+        return self._questions[member.numerics]
 
     def _limit(self) -> float:
         """Seconds for an answer: a model may be slow, and how slow the first time tells."""

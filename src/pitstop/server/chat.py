@@ -6,7 +6,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from pitstop.errors import InvalidRequest
-from pitstop.pool import Delta, Pool, TokenScore
+from pitstop.pool import Delta, Pool, Served, TokenScore
 from pitstop.server.body import parse
 from pitstop.server.generation import answer_budget, check_places, draw_seed, engine_requests, generate, json_logprob, new_head
 from pitstop.server.prepared import Prepared
@@ -20,7 +20,7 @@ async def create_chat_completion(http: HTTPRequest) -> Response:
     return await generate(http, prepare_chat)
 
 
-def prepare_chat(service: Service, pool: Pool, body: bytes, arrival: float) -> Prepared:
+def prepare_chat(service: Service, pool: Pool, served: Served, body: bytes, arrival: float) -> Prepared:
     """Check everything, render the template. Raises InvalidRequest or ModelNotFound."""
     chat = parse(body, ChatRequest)
     service.check_model(chat.model)
@@ -28,12 +28,12 @@ def prepare_chat(service: Service, pool: Pool, body: bytes, arrival: float) -> P
     chat.check_generation(service.config.max_choices, longest)
     check_places(1, chat, pool)
     wanted, logprobs = chat.wanted_tokens(), chat.wanted_logprobs()
-    prompt = service.texts.template.render([message.for_template() for message in chat.messages])
+    prompt = served.texts.template.render([message.for_template() for message in chat.messages])
     if not prompt:
         raise InvalidRequest("the model's template makes an empty prompt of these messages", "messages")
-    max_tokens = answer_budget(len(prompt), wanted, None, pool.facts.context, "messages")
+    max_tokens = answer_budget(len(prompt), wanted, None, served.facts.context, "messages")
     params = chat.sampling(draw_seed(), max_tokens, logprobs)
-    params.check_vocabulary(pool.facts.vocab_size)
+    params.check_vocabulary(served.facts.vocab_size)
     head = new_head("chatcmpl", "chat.completion.chunk", service.config.model_name)
     requests = engine_requests(head["id"], [prompt], [params], chat, arrival, longest)
     return Prepared(requests, ChatShape(head, chat.include_usage, chat.choices), bool(chat.stream), chat.include_usage)

@@ -10,7 +10,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from pitstop.errors import InvalidRequest
-from pitstop.pool import Delta, Pool, TokenScore
+from pitstop.pool import Delta, Pool, Served, TokenScore
 from pitstop.pool.decoding import spell
 from pitstop.server.body import parse
 from pitstop.server.generation import (
@@ -36,7 +36,7 @@ async def create_completion(http: HTTPRequest) -> Response:
     return await generate(http, prepare_completion)
 
 
-def prepare_completion(service: Service, pool: Pool, body: bytes, arrival: float) -> Prepared:
+def prepare_completion(service: Service, pool: Pool, served: Served, body: bytes, arrival: float) -> Prepared:
     """Check everything, tokenise. Raises InvalidRequest or ModelNotFound."""
     wish = parse(body, CompletionRequest)
     service.check_model(wish.model)
@@ -44,7 +44,7 @@ def prepare_completion(service: Service, pool: Pool, body: bytes, arrival: float
     wish.check_generation(service.config.max_choices, longest)
     wanted, given = wish.wanted_tokens(), wish.prompts()
     check_places(len(given), wish, pool)
-    tokenizer, facts = service.texts.tokenizer, pool.facts
+    tokenizer, facts = served.texts.tokenizer, served.facts
     prompts, params, voices = [], [], []
     seed = draw_seed()
     for number, prompt in enumerate(given):

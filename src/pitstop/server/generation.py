@@ -6,12 +6,13 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from pitstop.errors import ContextLengthExceeded, InvalidRequest
-from pitstop.pool import Pool, TokenScore
+from pitstop.errors import ContextLengthExceeded, InvalidRequest, PitstopError
+from pitstop.pool import Pool, Served, TokenScore
 from pitstop.server.body import read_body
 from pitstop.server.prepared import Prepared
 from pitstop.server.record import Record, record
@@ -21,12 +22,14 @@ from pitstop.server.service import Service, service_of
 from pitstop.server.streaming import respond
 from pitstop.types import Request, SamplingParams
 
+R = TypeVar("R")
+
 UNLIKELY = -9999.0
 """OpenAI's stand-in for the log-probability of an impossible token: JSON has no -inf."""
 
 
-Prepare = Callable[[Service, Pool, bytes, float], Prepared]
-"""(service, pool, body, arrival in monotonic seconds) → the checked request. Runs on a thread; raises PitstopError."""
+Prepare = Callable[[Service, Pool, Served, bytes, float], Prepared]
+"""(service, pool, served, body, arrival in monotonic seconds) → the checked request. Runs on a thread; raises PitstopError."""
 
 
 async def generate(http: HTTPRequest, prepare: Prepare) -> Response:
@@ -37,21 +40,40 @@ async def generate(http: HTTPRequest, prepare: Prepare) -> Response:
     with pool.enter() as place:
         about = record()
         about.encoding = time.monotonic()
-        prepared = await service.think(prepare, service, pool, body, arrival)
-        await _describe(about, service, prepared)
+
+        def work(served: Served) -> Prepared:
+            prepared = prepare(service, pool, served, body, arrival)
+            _describe(about, service, served, prepared)
+            return prepared
+
+        prepared = await for_served(service, pool, work)
         stream = place.fit(prepared.requests).submit(prepared.requests)
         about.queued = time.monotonic()
     return await respond(http, prepared, stream)
 
 
-async def _describe(about: Record, service: Service, prepared: Prepared) -> None:
+async def for_served(service: Service, pool: Pool, work: Callable[[Served], R]) -> R:
+    """Do some work on a thread, for what is served now, and once more if another model has taken over meanwhile."""
+    while True:
+        served = pool.served
+        try:
+            done = await service.think(work, served)
+        except PitstopError:
+            if pool.serves(served):
+                raise
+            continue
+        if pool.serves(served):
+            return done
+
+
+def _describe(about: Record, service: Service, served: Served, prepared: Prepared) -> None:
     first = prepared.requests[0]
     about.model, about.params, about.stream = service.config.model_name, first.params, prepared.stream
     about.answer, about.choices = first.group.partition("/")[0], 1 + max(request.choice for request in prepared.requests)
     prompts = [request.prompt for request in prepared.requests if request.choice == 0]
     about.prompt_tokens = sum(map(len, prompts))
     if service.config.log_prompts:
-        about.prompts = await service.think(lambda: [service.texts.tokenizer.decode(prompt) for prompt in prompts])
+        about.prompts = [served.texts.tokenizer.decode(prompt) for prompt in prompts]
 
 
 def new_head(prefix: str, kind: str, model: str) -> Chunk:

@@ -18,17 +18,14 @@ import uvloop
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine.protocol import Ready
 from pitstop.errors import ConfigError
-from pitstop.models.weights.source import open_model
-from pitstop.pool import Pool, Process
+from pitstop.pool import Opened, Pool, Process, Upgrades, read_model
 from pitstop.pool.worker import WORKER_COMMAND
 from pitstop.server.app import create_app
 from pitstop.server.connection import RESERVE, Connection
 from pitstop.server.record import name_requests_in_logs
-from pitstop.server.service import Service, Texts
+from pitstop.server.service import Service
 from pitstop.server.tls import tls_context
 from pitstop.server.tracing import Tracing
-from pitstop.text.template import ChatTemplate
-from pitstop.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +53,7 @@ def run(
     The first signal drains, as POST /admin/drain does: readiness 503, no new requests, streams finish. A second one stops at once.
     Raises ConfigError (port in use, the worker's reason not to start), WeightsError or Unsupported.
     """
-    return uvloop.run(Runner(server, pool, engine, first=first).run(lambda: open_texts(engine.model), on_ready))
-
-
-def open_texts(model: str) -> Texts:
-    """Tokenizer and chat template from the model's own file. Raises WeightsError or Unsupported."""
-    vocabulary = open_model(model).vocabulary()
-    tokenizer = Tokenizer(vocabulary)
-    return Texts(tokenizer, ChatTemplate(vocabulary.chat_template, tokenizer))
+    return uvloop.run(Runner(server, pool, engine, first=first).run(read_model, on_ready))
 
 
 class Runner:
@@ -87,8 +77,8 @@ class Runner:
         self._signals = 0
         self._checking: asyncio.Task[None] | None = None
 
-    async def run(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None = None) -> int:
-        """texts: opens the model's texts, on a thread."""
+    async def run(self, read: Callable[[str], Opened], on_ready: Callable[[Ready], None] | None = None) -> int:
+        """read: opens a model's file, on a thread."""
         name_requests_in_logs()
         _allow_handles(self._config.limits.max_connections + RESERVE + _OTHER_HANDLES)
         config = _uvicorn_config(create_app(self._service), self._config, self._service.metrics.rejected)
@@ -100,7 +90,7 @@ class Runner:
         self._web = _Server(config)
         serving = asyncio.create_task(self._web.serve([listener]))
         stopping = asyncio.create_task(self._service.stopping.wait())
-        loading = asyncio.create_task(self._load(texts, on_ready))
+        loading = asyncio.create_task(self._load(read, on_ready))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -114,6 +104,7 @@ class Runner:
             stopping.cancel()
             await asyncio.gather(loading, stopping, return_exceptions=True)
             if self._pool is not None:
+                await self._service.upgrades.close()
                 await self._pool.drain()
                 if self._checking is not None:
                     self._checking.cancel()
@@ -124,15 +115,15 @@ class Runner:
                 await asyncio.to_thread(self._service.tracing.close)
         return 0
 
-    async def _load(self, texts: Callable[[], Texts], on_ready: Callable[[Ready], None] | None) -> None:
-        opened = await asyncio.to_thread(texts)
-        self._pool = Pool(self._pool_config, self._engine, opened.tokenizer, self._service.metrics, self._command, self._first)
-        self._service.open(opened, self._pool)
+    async def _load(self, read: Callable[[str], Opened], on_ready: Callable[[Ready], None] | None) -> None:
+        opened = await asyncio.to_thread(read, self._engine.model)
+        self._pool = Pool(self._pool_config, self._engine, opened.texts, self._service.metrics, self._command, self._first)
+        self._service.open(self._pool, Upgrades(self._pool, read))
         facts = await self._pool.start()
         self._service.started = True
         if on_ready is not None:
             on_ready(facts)
-        self._checking = asyncio.create_task(self._service.health.run(self._pool, opened.tokenizer), name="health")
+        self._checking = asyncio.create_task(self._service.health.run(self._pool), name="health")
 
     def _on_signal(self) -> None:
         self._signals += 1

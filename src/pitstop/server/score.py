@@ -35,10 +35,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pitstop.engine.protocol import score_rows
-from pitstop.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, Overloaded, PitstopError
-from pitstop.pool import Pool
+from pitstop.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, Overloaded, PitstopError, Unavailable
+from pitstop.pool import Pool, Served
 from pitstop.server.body import parse, read_body
 from pitstop.server.completions import prompt_tokens
+from pitstop.server.generation import for_served
 from pitstop.server.schema.admin import MAX_SCORED, ScoreRequest
 from pitstop.server.service import Service, service_of
 from pitstop.types import Request, SamplingParams
@@ -55,6 +56,7 @@ _VERSION, _FLOAT32, _RAW_LOGITS = 1, 1, 1
 class Wish(NamedTuple):
     """A checked request. deadline: monotonic seconds."""
 
+    served: Served
     tokens: list[int]
     start: int
     deadline: float
@@ -78,7 +80,7 @@ class Scoring:
         pool = service.ready_pool()
         body = await read_body(http, service.config.max_body)
         with pool.enter():  # a place in the queue: tokenising is work too
-            wish = await service.think(_prepare, service, pool, body, arrival)
+            wish = await for_served(service, pool, lambda served: _prepare(service, served, body, arrival))
         return _Streamed(self, pool, wish)
 
     @contextlib.contextmanager
@@ -93,21 +95,21 @@ class Scoring:
             self._under_way -= 1
 
 
-def _prepare(service: Service, pool: Pool, body: bytes, arrival: float) -> Wish:
+def _prepare(service: Service, served: Served, body: bytes, arrival: float) -> Wish:
     """Raises InvalidRequest or ModelNotFound."""
     wish = parse(body, ScoreRequest)
     service.check_model(wish.model)
-    longest, facts = service.config.request_timeout, pool.facts
+    longest, facts = service.config.request_timeout, served.facts
     if wish.timeout is not None and not wish.timeout <= longest:
         raise InvalidRequest(f"timeout must lie in (0, {longest:g}], got {wish.timeout:g}", "timeout")
-    tokens = prompt_tokens(service.texts.tokenizer, wish.prompt, facts.vocab_size, "prompt")
+    tokens = prompt_tokens(served.texts.tokenizer, wish.prompt, facts.vocab_size, "prompt")
     if len(tokens) > facts.context:
         raise ContextLengthExceeded(len(tokens), 0, facts.context, "prompt")
     if not 0 <= wish.start < len(tokens):
         raise InvalidRequest(f"start must lie in [0, {len(tokens) - 1}], the prompt's positions, got {wish.start}", "start")
     if (rows := len(tokens) - wish.start) > MAX_SCORED:
         raise InvalidRequest(f"start: {rows} positions are asked for, {MAX_SCORED} at most are answered; ask in turns", "start")
-    return Wish(tokens, wish.start, arrival + (wish.timeout or longest))
+    return Wish(served, tokens, wish.start, arrival + (wish.timeout or longest))
 
 
 class _Streamed(ScoreAnswer):
@@ -137,7 +139,7 @@ class _Streamed(ScoreAnswer):
         log.warning("a score is cut off: %s", str(error) or "its reader went away")
 
     async def _send(self, send: Send) -> None:
-        vocabulary, rows = self._pool.facts.vocab_size, len(self._wish.tokens) - self._wish.start
+        vocabulary, rows = self._wish.served.facts.vocab_size, len(self._wish.tokens) - self._wish.start
         head = HEADER.pack(b"PITSCORE", _VERSION, vocabulary, rows, self._wish.start, _FLOAT32, _RAW_LOGITS)
         self.headers["content-length"] = str(len(head) + 4 * vocabulary * rows)
         async with contextlib.aclosing(_parts(self._pool, self._wish, score_rows(vocabulary))) as parts:
@@ -163,6 +165,8 @@ async def _parts(pool: Pool, wish: Wish, rows: int) -> AsyncIterator[bytes]:
                 deadline=wish.deadline,
                 score_from=start,
             )
+            if not pool.serves(wish.served) or pool.facts.numerics != wish.served.facts.numerics:
+                raise Unavailable("The server is being upgraded, and all logits must come from one model; ask again.")
             with place.submit([request]) as stream:
                 async for _, delta in stream:
                     yield delta.logits

@@ -7,33 +7,22 @@ import contextvars
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
 from pitstop.config import ServerConfig
 from pitstop.errors import ModelNotFound, Unavailable
-from pitstop.pool import Pool
+from pitstop.pool import Pool, Upgrades
 from pitstop.server.canary import Health
 from pitstop.server.keys import Keys
 from pitstop.server.metrics import Metrics
 from pitstop.server.record import Record
 from pitstop.server.tracing import Tracing
-from pitstop.text.template import ChatTemplate
-from pitstop.text.tokenizer import Tokenizer
 
 P, R = ParamSpec("P"), TypeVar("R")
 
 _THREADS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """What turns words into tokens for the served model."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
 
 
 class Service:
@@ -48,13 +37,13 @@ class Service:
         self.stopping = asyncio.Event()
         """Set once: no new requests from then on. A signal or POST /admin/drain sets it."""
         self.tracing: Tracing | None = None
+        self.upgrades: Upgrades | None = None
         self.started = False  # weights were loaded, kernels warm, the guard done: once and for ever
-        self._texts: Texts | None = None
         self._pool: Pool | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "door")
 
-    def open(self, texts: Texts, pool: Pool) -> None:
-        self._texts, self._pool = texts, pool
+    def open(self, pool: Pool, upgrades: Upgrades | None = None) -> None:
+        self._pool, self.upgrades = pool, upgrades
 
     @property
     def state(self) -> str:
@@ -71,13 +60,6 @@ class Service:
     def context(self) -> int | None:
         """Longest prompt + answer in tokens; None while that is not known."""
         return self._pool.facts.context if self._pool is not None and self._pool.facts is not None else None
-
-    @property
-    def texts(self) -> Texts:
-        """Raises Unavailable while the model is loading."""
-        if self._texts is None:
-            raise Unavailable("The model is still loading; try again shortly.")
-        return self._texts
 
     def ready_pool(self) -> Pool:
         """The pool, able to take a request. Raises Unavailable."""

@@ -6,9 +6,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from pitstop.errors import InvalidRequest
-from pitstop.pool import Pool
+from pitstop.pool import Served
 from pitstop.server.body import parse, read_body
-from pitstop.server.generation import check_tokens
+from pitstop.server.generation import check_tokens, for_served
 from pitstop.server.schema import DetokenizeRequest, TokenizeRequest
 from pitstop.server.service import Service, service_of
 
@@ -28,10 +28,10 @@ async def _answer(http: HTTPRequest, work) -> Response:
     pool = service.ready_pool()
     body = await read_body(http, service.config.max_body)
     with pool.enter():  # a place in the queue: tokenising is work too, and bounded like the rest
-        return JSONResponse(await service.think(work, service, pool, body))
+        return JSONResponse(await for_served(service, pool, lambda served: work(service, served, body)))
 
 
-def _tokenize(service: Service, pool: Pool, body: bytes) -> dict:
+def _tokenize(service: Service, served: Served, body: bytes) -> dict:
     wish = parse(body, TokenizeRequest)
     service.check_model(wish.model)
     if (wish.prompt is None) == (wish.messages is None):
@@ -39,12 +39,12 @@ def _tokenize(service: Service, pool: Pool, body: bytes) -> dict:
     if wish.messages is not None:
         _only_with(wish.add_special_tokens, "add_special_tokens", "prompt")
         messages = [message.for_template() for message in wish.messages]
-        tokens = service.texts.template.render(messages, add_generation_prompt=wish.add_generation_prompt is not False)
+        tokens = served.texts.template.render(messages, add_generation_prompt=wish.add_generation_prompt is not False)
     else:
         _only_with(wish.add_generation_prompt, "add_generation_prompt", "messages")
-        tokenizer = service.texts.tokenizer
+        tokenizer = served.texts.tokenizer
         tokens = tokenizer.encode(wish.prompt) if wish.add_special_tokens is False else tokenizer.encode_prompt(wish.prompt)
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": pool.facts.context}
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": served.facts.context}
 
 
 def _only_with(value: object, field: str, partner: str) -> None:
@@ -52,8 +52,8 @@ def _only_with(value: object, field: str, partner: str) -> None:
         raise InvalidRequest(f"{field}: only allowed together with {partner}", field)
 
 
-def _detokenize(service: Service, pool: Pool, body: bytes) -> dict:
+def _detokenize(service: Service, served: Served, body: bytes) -> dict:
     wish = parse(body, DetokenizeRequest)
     service.check_model(wish.model)
-    check_tokens(wish.tokens, pool.facts.vocab_size, "tokens")
-    return {"prompt": service.texts.tokenizer.decode(wish.tokens)}
+    check_tokens(wish.tokens, served.facts.vocab_size, "tokens")
+    return {"prompt": served.texts.tokenizer.decode(wish.tokens)}

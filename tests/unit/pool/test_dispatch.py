@@ -19,7 +19,10 @@ class Stub:
     last_plans: list[RecordedPlan] = field(default_factory=list)
     routed = up = crashed = True
     condemned = False
-    life, position, numerics, load = "ready", 0, (), 0
+    life, position, numerics, load, texts = "ready", 0, "", 0, None
+
+    def suits(self, entry: Entry) -> bool:
+        return True
 
     def submit(self, entry: Entry) -> None:
         self.ran.append(entry.request.id)

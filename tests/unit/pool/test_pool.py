@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pools import TOKENIZER, answer, ask, run, running_pool, until
+from pools import TEXTS, TOKENIZER, answer, ask, run, running_pool, until
 from toys import byte_tokens
 
 from pitstop.config import EngineConfig, PoolConfig
@@ -225,7 +225,7 @@ async def test_a_worker_that_cannot_start_says_why():
 
 @run
 async def test_a_program_that_does_not_exist():
-    pool = Pool(PoolConfig(), EngineConfig(model="toy"), TOKENIZER, command=("/nonexistent",))
+    pool = Pool(PoolConfig(), EngineConfig(model="toy"), TEXTS, command=("/nonexistent",))
     with pytest.raises(ConfigError, match="cannot be started"):
         await pool.start()
     await pool.close()

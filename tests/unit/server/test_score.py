@@ -15,10 +15,11 @@ import httpx
 import numpy as np
 import pytest
 from fake_worker import VOCABULARY, fake_logits
+from pools import TEXTS
 from servers import Server, fake_server, refused, until
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
-from toys import byte_tokens, toy_vocabulary
+from toys import byte_tokens
 
 from pitstop.config import EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine import protocol
@@ -26,7 +27,6 @@ from pitstop.errors import ConfigError, DeadlineExceeded
 from pitstop.pool import Pool
 from pitstop.server import Service, create_app
 from pitstop.server.score import HEADER, MAX_AT_ONCE, Scoring, Wish, _Streamed
-from pitstop.text.tokenizer import Tokenizer
 
 FAKE = (sys.executable, str(Path(__file__).parents[2] / "fake_worker.py"))
 PROMPT = byte_tokens(b"The first position whose logits are wanted.")
@@ -186,10 +186,10 @@ def test_beyond_loopback_it_needs_a_key(host: str):
 async def small_parts(monkeypatch: pytest.MonkeyPatch, rows: int):
     """A pool before a worker without a model, and a score of all of PROMPT in parts of so many rows: (pool, wish with seconds to go)."""
     monkeypatch.setattr(protocol, "MAX_LOGITS", rows * 4 * VOCABULARY)
-    pool = Pool(PoolConfig(), EngineConfig(model="toy"), Tokenizer(toy_vocabulary()), command=FAKE)
+    pool = Pool(PoolConfig(), EngineConfig(model="toy"), TEXTS, command=FAKE)
     await pool.start()
     try:
-        yield pool, lambda seconds: Wish(PROMPT, 0, time.monotonic() + seconds)
+        yield pool, lambda seconds: Wish(pool.served, PROMPT, 0, time.monotonic() + seconds)
     finally:
         await pool.close()
         pool.journal.check()

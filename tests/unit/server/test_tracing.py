@@ -16,15 +16,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from pools import TOKENIZER, running_pool
+from pools import running_pool
 from servers import fake_server
-from toys import CHAT_TEMPLATE
 
 from pitstop.config import ServerConfig
 from pitstop.errors import ConfigError
-from pitstop.server import Service, Texts, create_app
+from pitstop.server import Service, create_app
 from pitstop.server.tracing import Tracing
-from pitstop.text.template import ChatTemplate
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -37,7 +35,7 @@ def spans_of(path: str, body: dict, headers: dict[str, str] | None = None) -> li
         service = Service(ServerConfig("toy", otel=True))
         service.tracing = Tracing(SimpleSpanProcessor(exporter))
         async with running_pool() as pool:
-            service.open(Texts(TOKENIZER, ChatTemplate(CHAT_TEMPLATE, TOKENIZER)), pool)
+            service.open(pool)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://x") as client:
                 await client.post(path, json={"model": "toy"} | body, headers=headers)
 

@@ -140,5 +140,19 @@ class Health(BaseModel):
     workers: list[WorkerHealth]
 
 
+class Upgrade(BaseModel):
+    """state: none, checking, loading, gating, warming, switching, retiring, done, rolled_back or cancelled. Sizes in bytes."""
+
+    state: str
+    reason: str | None = None
+    wish: dict[str, Any] | None = None
+    workers: dict[str, int] | None = None
+    seconds: dict[str, float] | None = None
+    memory: dict[str, int] | None = None
+    gate: dict[str, float | None] | None = None
+    warmed: dict[str, int] | None = None
+    requests_left: int | None = None
+
+
 Chunk = dict[str, Any]
 """One event of a stream, or what they fold into."""
