@@ -1,6 +1,7 @@
 """A worker process without a model: speaks the engine's protocol, needs no torch, answers with what the prompt says.
 
-What stands behind the name in the config's model (`toy --fail "no such weights"`) are more options. Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S | --stray] FD`.
+Run as `python tests/fake_worker.py [--die-at-start | --die-if FILE | --fail MESSAGE | --slow-start S | --stray] FD`; what stands behind
+the name in the config's model (`toy --fail "no such weights"`) are more options.
 Tokens are those of `toys.toy_vocabulary`.
 
 The answer to a prompt is scripted by the last `#…#` in the prompt's text:

@@ -16,6 +16,7 @@ from pitstop.cli import (
     models,
     replay,
     serve,
+    upgrade,
     verify,
     verify_all,
     verify_functional,
@@ -33,6 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
+app.command("upgrade")(upgrade.upgrade)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")

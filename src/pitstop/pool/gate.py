@@ -75,15 +75,14 @@ class Gate:
         self.figures.smoke_tokens = length
 
     async def _canaries(self) -> None:
-        equal = 0
-        for prompt, length in self._questions(self._old, self._new):
+        for number, (prompt, length) in enumerate(self._questions(self._old, self._new), 1):
             expected = await self._old.probe(prompt, length, TIMEOUT)
             found = await self._new.probe(prompt, length, TIMEOUT)
             if expected != found:
-                where = _first(expected, found)
-                raise UpgradeFailed(f"the new worker's arithmetic is the same, and its answer is not: it differs from token {where} on")
-            equal += 1
-            self.figures.canaries_equal = equal
+                raise UpgradeFailed(
+                    f"the new worker's arithmetic is the same and its answer is not: they part at token {_first(expected, found)}"
+                )
+            self.figures.canaries_equal = number
 
     async def _divergence(self) -> None:
         comparison = Comparison()
@@ -100,8 +99,8 @@ class Gate:
         figures.mean_kl, figures.same_top, figures.positions = agreement.kl_mean, agreement.same_top, agreement.tokens
         if not agreement.kl_mean <= self._max_kl:
             raise UpgradeFailed(
-                f"the new worker is {agreement.kl_mean:.3g} nats from the present one (mean KL divergence over {agreement.tokens} positions), "
-                f"where {self._max_kl:g} is the limit; --max-kl sets another"
+                f"the new worker is {agreement.kl_mean:.3g} nats from the present one (mean KL divergence, {agreement.tokens} positions); "
+                f"{self._max_kl:g} is the limit, and --max-kl sets another"
             )
 
     async def _score(self, member: Member, prompt: list[int], start: int) -> np.ndarray:

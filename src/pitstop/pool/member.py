@@ -51,9 +51,9 @@ class Owner(Protocol):
 class Member:
     """A place in the pool that is filled by one worker process at a time, all of one config.
 
-    `texts`: of the model that `engine` names. starting: no worker is ready, one will be. ready. retiring: ends when its last request has. dead: has ended, and will not come back.
-    `facts` is what the latest worker reported when it became ready. The pool's to set: `routed`, new requests come here; `position`, by
-    which the router knows it.
+    starting: no worker is ready, one will be. ready. retiring: ends when its last request has. dead: has ended, and will not come back.
+    `texts`: of the model that `config` names. `facts` is what the latest worker reported when it became ready. The pool's to set:
+    `routed`, new requests come here; `position`, by which the router knows it.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Served(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """context: the model's own, in tokens. stored, wide: bytes of its weights, in the file's precision where kernels take it, and in fp32."""
+    """context: the model's own, in tokens. stored, wide: bytes of its weights, in the file's precision and in fp32."""
 
     path: str
     texts: Texts

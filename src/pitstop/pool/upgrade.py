@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -83,7 +82,7 @@ class Upgrade:
         self._pool = pool
         self._wish = wish
         self._read = read
-        self._seconds: Counter[str] = Counter()
+        self._phases: list[dict[str, Any]] = []
         self._since = time.monotonic()
         self._olds = [member for member in pool.members if member.routed]
         self._old: Member | None = None
@@ -114,15 +113,13 @@ class Upgrade:
 
     def report(self) -> dict[str, Any]:
         """For people and programs; JSON."""
-        seconds = Counter(self._seconds)
-        if self.under_way:
-            seconds[self.state] += time.monotonic() - self._since
+        phases = [*self._phases, self._phase()] if self.under_way else self._phases
         return {
             "state": self.state,
             "reason": self.reason or None,
             "wish": self._wish.changed(),
             "workers": {"replaced": len(self._switched), "of": len(self._olds)},
-            "seconds": {name: round(value, 3) for name, value in seconds.items()},
+            "phases": list(phases),
             "memory": asdict(self._need) if self._need is not None else None,
             "gate": asdict(self._figures) if self._figures is not None else None,
             "warmed": dict(self._warmed),
@@ -144,10 +141,12 @@ class Upgrade:
             await self._undo("rolled_back", f"{self.state}: {reason}")
 
     def _enter(self, state: State) -> None:
-        now = time.monotonic()
-        self._seconds[self.state] += now - self._since
-        self.state, self._since = state, now
+        self._phases.append(self._phase())
+        self.state, self._since = state, time.monotonic()
         log.info("upgrade: %s", state)
+
+    def _phase(self) -> dict[str, Any]:
+        return {"state": self.state, "seconds": round(time.monotonic() - self._since, 3)}
 
     # Phase one
 

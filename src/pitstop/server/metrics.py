@@ -90,6 +90,7 @@ class _PoolCollector(Collector):
             yield from _engine(now)
             if pool.facts is not None:
                 yield from _capacity(pool.facts.capacity)
+            yield _serving(pool)
 
 
 class _HealthCollector(Collector):
@@ -141,6 +142,16 @@ def _rejected(counts: collections.Counter[str]) -> Metric:
     family = CounterMetricFamily("pitstop_requests_rejected", "Refused requests (429) and connections.", labels=["reason"])
     for reason in REJECT_REASONS:
         family.add_metric([reason], counts[reason])
+    return family
+
+
+def _serving(pool: Pool) -> Metric:
+    labels = ("kv", "version", "weights", "worker")
+    family = GaugeMetricFamily("pitstop_serving", "Workers that get new requests: what each one is.", labels=labels)
+    for member in pool.members:
+        if member.routed and member.facts is not None:
+            facts = member.facts
+            family.add_metric([member.config.kv.codec, facts.version, facts.weights, str(member.number)], 1)
     return family
 
 

@@ -189,7 +189,7 @@ def test_a_worker_that_is_busy_for_longer_than_a_probe_may_take_is_not_called_il
     async def check() -> None:
         async with running_pool() as pool:
             health = Health(HealthConfig(interval=0.05, retry=0.05, timeout=0.2, misses=1))
-            task = asyncio.create_task(health.run(pool, TOKENIZER))
+            task = asyncio.create_task(health.run(pool))
             while not health.outcomes["right"]:
                 await asyncio.sleep(0.01)
             (member,) = pool.members

@@ -147,7 +147,7 @@ class Upgrade(BaseModel):
     reason: str | None = None
     wish: dict[str, Any] | None = None
     workers: dict[str, int] | None = None
-    seconds: dict[str, float] | None = None
+    phases: list[dict[str, str | float]] | None = None
     memory: dict[str, int] | None = None
     gate: dict[str, float | None] | None = None
     warmed: dict[str, int] | None = None
