@@ -26,7 +26,7 @@ ANSWER = 64
 """Tokens of a canary's answer."""
 
 _CANARIES = ((ENGLISH, 40), (CODE, 100), (CHINESE, 200))  # tokens: answers end before, at and after a segment's end
-_SCORED = 2 * SEGMENT  # tokens of a scored text: the second segment reads the first as it is stored
+_SCORED = 4 * SEGMENT  # tokens of a scored text: its end reads three segments as they are stored, and a codec may favour the first
 
 
 @dataclass(slots=True)
@@ -85,11 +85,13 @@ class Gate:
             self.figures.canaries_equal = number
 
     async def _divergence(self) -> None:
+        """Over the end of each text, behind the other texts."""
         comparison = Comparison()
         context = min(self._old.facts.context, self._new.facts.context)
         rows = min(SEGMENT, score_rows(self._new.facts.vocab_size))
-        for text, _ in _CANARIES:
-            prompt = _tokens(self._new.texts.tokenizer, text, min(_SCORED, context))
+        parts = [_tokens(self._new.texts.tokenizer, text, min(_SCORED, context) // len(_CANARIES)) for text, _ in _CANARIES]
+        for last in range(len(parts)):
+            prompt = [token for part in (*parts[last + 1 :], *parts[: last + 1]) for token in part]
             start = max(0, len(prompt) - rows)
             expected, found = await self._score(self._old, prompt, start), await self._score(self._new, prompt, start)
             if not np.isfinite(found).all():

@@ -247,13 +247,8 @@ class Member:
     def watch(self, seconds: float) -> None:
         """So much time went by since the last call. Shoots a worker that hangs."""
         if self.up and self.busy and self._watch.passed(seconds, self._vitals.pulse):
-            log.error(
-                "worker %d hangs: silent for %.1f s, %s (limit %.1f s)",
-                self.number,
-                self._watch.silence,
-                self._vitals.pulse(),
-                self._watch.limit,
-            )
+            silence, limit = self._watch.silence, self._watch.limit
+            log.error("worker %d hangs: silent for %.1f s, %s (limit %.1f s)", self.number, silence, self._vitals.pulse(), limit)
             self._watch.silence = 0.0
             self._worker.shoot()
 
