@@ -110,15 +110,14 @@ async def _one(kit: Kit, server: Server, name: str, wish: dict, end: str, clock:
     if answer.status_code == 202:
         await until(ended, 120, 0.1)
     span = start, clock.now()
-    phases = {phase["state"]: phase["seconds"] for phase in report.get("phases", [])}
-    took = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in phases.items() if seconds >= 0.05)
+    took = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in report.get("seconds", {}).items() if seconds >= 0.05)
     reason = f": {report['reason']}" if report.get("reason") else ""
     kit.promise(
         f"{name}: {end}",
         report.get("state") == end,
         f"{report.get('state', answer.text[:200])} in {show(span[1] - span[0])} ({took}){reason}",
     )
-    kit.figures[name] = {"state": report.get("state"), "seconds": phases}
+    kit.figures[name] = {"state": report.get("state"), "seconds": report.get("seconds")}
     return span
 
 
