@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 
@@ -24,6 +25,8 @@ from chaos_server import Kit, Late
 from others import Others
 from rich.console import Console
 from rich.table import Table
+
+from pitstop.models.weights.fetch import pull
 
 Scenario = Callable[[Kit], Awaitable[None]]
 
@@ -40,9 +43,8 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def play(name: str, model: str, quick: bool) -> Kit:
+def play(name: str, kit: Kit) -> Kit:
     """One scenario. A broken one breaks its promise, not the run."""
-    kit = Kit(model, quick)
     begin = time.monotonic()
     try:
         asyncio.run(SCENARIOS[name](kit))
@@ -82,10 +84,11 @@ def main() -> None:
         return
     console = Console()
     kits = {}
-    with Others() as others:
+    model = str(pull(options.model))
+    with tempfile.TemporaryDirectory() as home, Others() as others:
         for name in options.only:
             console.print(f"{name} …", style="dim")
-            kits[name] = play(name, options.model, options.quick)
+            kits[name] = play(name, Kit(model, home, options.quick))
     show(console, kits)
     print(others)
     kept = all(check.passed for kit in kits.values() for check in kit.checks)

@@ -26,9 +26,10 @@ START_TIMEOUT = 120.0
 
 @dataclass
 class Kit:
-    """What a scenario gets: how thorough to be, and which model to serve."""
+    """What a scenario gets: the file of the model to serve, a folder for what servers leave behind, how thorough to be."""
 
     model: str
+    home: str
     quick: bool
     checks: list[Check] = field(default_factory=list)
     figures: dict = field(default_factory=dict)
@@ -83,7 +84,7 @@ async def serving(kit: Kit, *options: str, saboteur: bool = False) -> AsyncItera
     """A server that is ready. saboteur: its workers can be poisoned. Exits, with its log, when it does not come up."""
     port = free_port()
     words = ["-m", "pitstop.cli", "serve", kit.model, "--port", str(port), "--model-name", "chaos", *options]
-    env = dict(os.environ)
+    env = os.environ | {"PITSTOP_HOME": kit.home}  # no records of crashes among real ones
     if saboteur:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SABOTEUR), env.get("PYTHONPATH", "")]))
     with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from chaos_server import Kit, Server, serving, show, until
 
-from pitstop.models.weights.fetch import pull
 from pitstop.stats.percentiles import percentile
 from pitstop.verify.load.arrivals import Schedule
 from pitstop.verify.load.mix import Mix, Shape
@@ -47,7 +46,7 @@ async def upgrade(kit: Kit) -> None:
     """Three upgrades in a row under load: the same model, another codec, a broken model that must be rolled back."""
     before, whole = kit.size(25, 120), kit.size(110, 600)
     with tempfile.TemporaryDirectory() as folder:
-        spoilt = await asyncio.to_thread(broken, Path(pull(kit.model)), Path(folder))
+        spoilt = await asyncio.to_thread(broken, Path(kit.model), Path(folder))
         wishes = {
             "same model": ({}, "done"),
             "int8 codec": ({"kv": "int8"}, "done"),

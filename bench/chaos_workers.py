@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import texts
 from chaos_client import Answer, Prober, ask, together
-from chaos_server import Kit, Server, rounded, serving, show, spread, until
+from chaos_server import Kit, Server, rounded, serving, spread, until
 
 DETECTION = 5.0
 """Seconds in which a worker that does not work must be noticed."""
@@ -64,13 +63,16 @@ async def under_load(server: Server, tokens: int, harm: Callable[[], Awaitable[N
     """The wave's answers. Harm is done after so many tokens of them."""
     start = await server.metric(GENERATED)
     answers = asyncio.create_task(together(server.port, wave(server)))
-
-    async def reached() -> bool:
-        return await server.metric(GENERATED) >= start + tokens
-
-    await until(reached, 60, 0.01)
+    await _generated(server, start + tokens)
     await harm()
     return await answers
+
+
+async def _generated(server: Server, tokens: float) -> None:
+    async def reached() -> bool:
+        return await server.metric(GENERATED) >= tokens
+
+    await until(reached, 60, 0.01)
 
 
 async def kill(kit: Kit) -> None:
@@ -158,24 +160,15 @@ async def _poisoned(server: Server, tokens: int, noticed: list[float]) -> tuple[
         while not found.is_set():
             answers.extend(await together(server.port, wave(server)))
 
-    async def harm() -> None:
-        (worker,) = server.workers()
-        os.kill(worker, signal.SIGUSR1)
-        before = await server.metric(RESTARTS)
+    async def seen() -> bool:
+        return await server.metric(RESTARTS) > before or await server.status("/healthz") == 503
 
-        async def seen() -> bool:
-            return await server.metric(RESTARTS) > before or await server.status("/healthz") == 503
-
-        noticed.append(await until(seen, 60))
-
-    start = await server.metric(GENERATED)
-
-    async def reached() -> bool:
-        return await server.metric(GENERATED) >= start + tokens
-
+    start, before = await server.metrics(GENERATED, RESTARTS)
     waves = asyncio.create_task(more())
-    await until(reached, 60, 0.01)
-    await harm()
+    await _generated(server, start + tokens)
+    (worker,) = server.workers()
+    os.kill(worker, signal.SIGUSR1)
+    noticed.append(await until(seen, 60))
     moment = time.monotonic()
     found.set()
     await waves
@@ -223,6 +216,5 @@ async def saturation(kit: Kit) -> None:
     longest = max(prompts, default=0)
     kit.promise("every answer is whole", not bad, f"{len(ends)} answers, {long} to prompts of up to {longest} tokens {'; '.join(bad[:2])}")
     kit.promise("probes are answered within 1 s", max(latencies) < 1, spread(latencies))
-    with contextlib.suppress(ValueError):
-        kit.figures |= {"seconds_of_load": seconds, "answers": len(ends), "alarms": len(alarms), "longest_prompt": longest}
-        kit.figures |= {"probe_longest_s": round(max(latencies), 3), "shown": show(max(latencies))}
+    kit.figures |= {"seconds_of_load": seconds, "answers": len(ends), "alarms": len(alarms), "longest_prompt": longest}
+    kit.figures |= {"probe_longest_s": round(max(latencies), 3)}

@@ -11,13 +11,14 @@ import sys
 
 
 def poison(*_: object) -> None:
-    """The first half of every matrix of the first decoder block turns to its complement."""
+    """Half of a matrix of a decoder block turns to its complement."""
+    import torch
+
     from pitstop.models.decoder import Block
 
     block = next(found for found in gc.get_objects() if isinstance(found, Block))
-    data = block.feed_forward.down.data
-    flat = data.view(-1).view(dtype=__import__("torch").uint8)
-    half = flat[: flat.numel() // 2]
+    weights = block.feed_forward.down.data.view(-1).view(torch.uint8)
+    half = weights[: weights.numel() // 2]
     half.copy_(255 - half)
 
 
