@@ -105,3 +105,9 @@ def test_rooms_of_the_front_import_no_torch() -> None:
 def test_importing_the_front_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Test folders are no packages: pytest takes a second file of a name for the first."""
+    names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
