@@ -13,9 +13,10 @@ from pitstop.models.config import ModelConfig
 from pitstop.models.families import FAMILIES, by_model_type
 from pitstop.models.families.family import Family
 from pitstop.models.keys import Keys
+from pitstop.models.weights.compressed import IntegerEntry, join, read_quantisation
 from pitstop.models.weights.files import read_json
 from pitstop.models.weights.shards import Entry, read_entries
-from pitstop.models.weights.tensor import RawTensor
+from pitstop.models.weights.tensor import RawTensor, stored_note
 from pitstop.models.weights.tokenizer_json import read_vocabulary
 from pitstop.text.vocabulary import Vocabulary
 
@@ -94,8 +95,10 @@ class ModelFolder:
         self._family = _family(path / "config.json", self._stated)
         keys = Keys(path / "config.json", self._stated)
         self.config: ModelConfig = self._family.read(keys)
+        self._quantisation = read_quantisation(keys)
         keys.refuse_unread(HARMLESS, NEUTRAL)
-        self._entries = read_entries(path)
+        entries = read_entries(path)
+        self._entries: dict[str, Entry | IntegerEntry] = join(entries, self._quantisation) if self._quantisation else entries
         self._refuse_unknown()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
@@ -119,10 +122,18 @@ class ModelFolder:
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
         return read_vocabulary(self.path, self._stated, self.config.vocab_size)
 
+    def notes(self) -> list[str]:
+        """How the matrices are stored, and what the checkpoint asks for that is done otherwise."""
+        matrices = {name: shape for name, shape in self.config.tensors().items() if len(shape) > 1}
+        lines = [stored_note((self._entries[self._family.hugging_face(name)].stored, shape) for name, shape in matrices.items())]
+        if self._quantisation and self._quantisation.rounds_activations:
+            lines.append("config.json asks for activations rounded to 8 bits; they stay exact here unless --activations says otherwise")
+        return lines
+
     def _refuse_unknown(self) -> None:
         known = {self._family.hugging_face(name) for name in self.config.tensors()}
         tied = {self._family.hugging_face("output.weight")} if self.config.tied_head else set()  # some store the shared matrix twice
-        unknown: dict[str, Entry] = {
+        unknown: dict[str, Entry | IntegerEntry] = {
             name: entry for name, entry in self._entries.items() if name not in known | tied and not name.endswith(_BUFFER)
         }
         for name, entry in unknown.items():

@@ -14,7 +14,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
 from pitstop.models.weights.gguf_keys import ROPE_DIVISORS, read_config
-from pitstop.models.weights.tensor import KINDS, RawTensor
+from pitstop.models.weights.tensor import KINDS, RawTensor, stored_note
 from pitstop.text.vocabulary import Vocabulary
 
 _TRUNCATED = "the file is truncated; fetch it again"
@@ -69,6 +69,10 @@ class ModelFile:
             scores=self._tokenizer("scores", list, []) if spaced else [],
             add_space=spaced and self._tokenizer("add_space_prefix", bool, True),
         )
+
+    def notes(self) -> list[str]:
+        """How the matrices are stored."""
+        return [stored_note((tensor.tensor_type.name, self._shapes[name]) for name, tensor in self._tensors.items())]
 
     def _rope_divisors(self) -> np.ndarray:
         return self.tensor(ROPE_DIVISORS, self._shapes[ROPE_DIVISORS]).dequantize()

@@ -18,7 +18,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("u1")}
 """How the stored kinds are looked at: BF16 as bytes (RawTensor)."""
-_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+_INTEGERS = {"I8": np.dtype("i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 _AGAIN = "fetch the folder again"
 
 
@@ -38,8 +38,21 @@ class Entry:
             raise WeightsError(self.file, f"is stored as {self.kind}; we read {', '.join(_DTYPES)}", name)
         dtype = _DTYPES[self.kind]
         shape = self.shape if dtype.itemsize > 1 else (*self.shape[:-1], self.shape[-1] * 2)
-        data = np.memmap(self.file, dtype, "r", self.begin, shape) if math.prod(shape) else np.empty(shape, dtype)
-        return RawTensor(name, self.kind, self.shape, data)
+        return RawTensor(name, self.kind, self.shape, self._map(dtype, shape))
+
+    def integers(self, name: str) -> np.ndarray:
+        """The tensor of integers. Raises WeightsError for another kind."""
+        if self.kind not in _INTEGERS:
+            raise WeightsError(self.file, f"is stored as {self.kind}, not as one of {', '.join(_INTEGERS)}", name)
+        return self._map(_INTEGERS[self.kind], self.shape)
+
+    def _map(self, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+        return np.memmap(self.file, dtype, "r", self.begin, shape) if math.prod(shape) else np.empty(shape, dtype)
+
+    @property
+    def stored(self) -> str:
+        """How a note calls it."""
+        return self.kind
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:

@@ -30,6 +30,10 @@ class ModelSource(Protocol):
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
         ...
 
+    def notes(self) -> list[str]:
+        """Lines for the operator: how the weights are stored."""
+        ...
+
 
 def open_model(path: str | os.PathLike[str]) -> ModelSource:
     """The model in a GGUF file or in a folder as Hugging Face's libraries write it; every key of it is honoured.

@@ -85,8 +85,9 @@ void bind_rows(const Binder& bind) {
 }
 
 void bind_packed(nb::module_& m, const Binder& bind) {
-  bind("packed_linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, int precision, Address out) {
-    packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out));
+  bind("packed_linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, int precision, Address out,
+                            int64_t out_row) {
+    packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out), out_row);
   });
   nb::call_guard<nb::gil_scoped_release> unlocked;
   m.def("packed_bytes", [](int kind, int depth, int columns) { return (columns + 15) / 16 * packed_panel_bytes(kind, depth); });
