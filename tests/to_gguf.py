@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ KEYS: dict[str, dict[str, Any]] = {
 """By model_type, what is stated beside the sizes."""
 
 
-def write_gguf(path: Path, folder: Path) -> Path:
-    """Write the folder's model to `path` and return it."""
+def write_gguf(path: Path, folder: Path, store: Callable[[GGUFWriter, str, np.ndarray], None] | None = None) -> Path:
+    """Write the folder's model to `path` and return it. store: adds one tensor's fp32 values to the file; None: as F32."""
     source = open_model(folder)
     config, family = source.config, by_model_type(source.config.architecture)
     writer = GGUFWriter(path, family.gguf)
@@ -45,7 +46,11 @@ def write_gguf(path: Path, folder: Path) -> Path:
         values = source.tensor(name, shape).dequantize()
         if family.gguf_interleaved and name.split(".")[-2] in ("attn_q", "attn_k"):
             values = _pairs_side_by_side(values, config.head_dim)
-        add_tensor(writer, name, np.ascontiguousarray(values), "F32")
+        values = np.ascontiguousarray(values)
+        if store is None:
+            add_tensor(writer, name, values, "F32")
+        else:
+            store(writer, name, values)
     finish(writer)
     return path
 
