@@ -182,7 +182,9 @@ def test_kinds_that_we_do_not_read(tmp_path: Path) -> None:
         toy_gguf.add_tensor(writer, name, values, "MXFP4" if "ffn_down" in name and ".1." in name else "F32")
     toy_gguf.finish(writer)
     file = open_gguf(path)
-    with pytest.raises(WeightsError, match=r"tensor blk\.1\.ffn_down\.weight: is stored as MXFP4; we read F32, F16, BF16, .*Q4_K, Q5_K, Q6_K"):
+    with pytest.raises(
+        WeightsError, match=r"tensor blk\.1\.ffn_down\.weight: is stored as MXFP4; we read F32, F16, BF16, .*Q4_K, Q5_K, Q6_K"
+    ):
         file.tensor("blk.1.ffn_down.weight", (64, 96))
 
 
