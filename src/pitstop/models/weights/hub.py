@@ -14,8 +14,7 @@ from pathlib import Path
 
 from pitstop.errors import DownloadFailed
 from pitstop.models.weights.download import download, sha256
-from pitstop.models.weights.files import read_json
-from pitstop.models.weights.shards import INDEX, SINGLE
+from pitstop.models.weights.files import INDEX, SINGLE, read_json
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all."""

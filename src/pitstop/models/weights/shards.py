@@ -11,10 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.files import read_json
+from pitstop.models.weights.files import INDEX, SINGLE, read_json
 from pitstop.models.weights.tensor import RawTensor
-
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("u1")}
 """How the stored kinds are looked at: BF16 as bytes (RawTensor)."""
