@@ -13,7 +13,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 
 from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
-from pitstop.models.weights.gguf_keys import ROPE_DIVISORS, read_config
+from pitstop.models.weights.gguf_keys import EXPERT, ROPE_DIVISORS, read_config
 from pitstop.models.weights.tensor import KINDS, RawTensor, stored_note
 from pitstop.text.vocabulary import Vocabulary
 
@@ -36,6 +36,16 @@ class ModelFile:
 
         Raises WeightsError when it is missing, has another shape, or is of a kind that we do not read.
         """
+        if part := EXPERT.fullmatch(name):
+            whole = self._stored(part[1] + part[3], (self.config.moe.experts, *shape))
+            return RawTensor(name, whole.kind, shape, whole.data[int(part[2])])
+        if shape[:1] == (1,):  # a single row is a vector here
+            whole = self._stored(name, shape[1:])
+            return RawTensor(name, whole.kind, shape, whole.data[None])
+        return self._stored(name, shape)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        """A whole tensor of the file."""
         stored = self._tensors.get(name)
         if stored is None:
             raise WeightsError(self.path, "is missing; the file is incomplete", name)
