@@ -11,7 +11,7 @@ from pitstop.models.keys import Keys
 from pitstop.models.rope import Rope
 from pitstop.models.rope_keys import read_rope
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_erf"}
 """By their names in Hugging Face's configs."""
 
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -43,7 +43,8 @@ BLOCK = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """name: Hugging Face's `model_type`. read: from a model's keys to its config.
+    """name: Hugging Face's `model_type`. read: from a model's keys to its config. architectures: names under `architectures` that are this
+    family's whatever the `model_type`.
 
     gguf: the architecture's name in GGUF files, None for one that these do not have. gguf_interleaved: the converter to GGUF permutes the
     rows of q and k so that rotary pairs lie side by side. gguf_experts: two families share the name, and this is the one with experts.
@@ -53,6 +54,7 @@ class Family:
 
     name: str
     read: Callable[[Keys], ModelConfig]
+    architectures: tuple[str, ...] = ()
     gguf: str | None = None
     gguf_interleaved: bool = False
     gguf_experts: bool = False

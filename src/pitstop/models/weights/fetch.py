@@ -30,6 +30,8 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all, while a model is fetched."""
 
 _CHUNK = 1 << 20
+_FOLDERS = ("config.json", "ckpt-0/tensor00000_000", "tensor00000_000")
+"""What shows that a folder is a model: Hugging Face's, and Grok-1's as published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def locate(name_or_path: str) -> Path:
     if from_hub(name_or_path):
         return hub.place(name_or_path, models_dir())
     path = Path(name_or_path).expanduser()
-    if not path.is_file() and not (path / "config.json").is_file():
+    if not path.is_file() and not any((path / name).is_file() for name in _FOLDERS):
         what = "a folder without config.json" if path.is_dir() else "no such file, and no such name"
         raise ConfigError(f"model {name_or_path!r}: {what}; the names are: {', '.join(MODELS)}")
     return path

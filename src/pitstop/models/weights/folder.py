@@ -17,6 +17,7 @@ from pitstop.models.weights.compressed import IntegerEntry, join, read_quantisat
 from pitstop.models.weights.files import read_json
 from pitstop.models.weights.shards import Entry, read_entries
 from pitstop.models.weights.tensor import RawTensor, stored_note
+from pitstop.models.weights.tensor_parallel import Joined, read_joined, tensor_parallel_files
 from pitstop.models.weights.tokenizer_json import read_vocabulary
 from pitstop.text.vocabulary import Vocabulary
 
@@ -100,8 +101,7 @@ class ModelFolder:
         self.config: ModelConfig = self._family.read(keys)
         self._quantisation = read_quantisation(keys)
         keys.refuse_unread(HARMLESS, NEUTRAL)
-        entries = read_entries(path)
-        self._entries: dict[str, Entry | IntegerEntry] = join(entries, self._quantisation) if self._quantisation else entries
+        self._entries: dict[str, Entry | IntegerEntry | Joined] = self._read_entries()
         self._refuse_unknown()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
@@ -133,10 +133,18 @@ class ModelFolder:
             lines.append("config.json asks for activations rounded to 8 bits; they stay exact here unless --activations says otherwise")
         return lines
 
+    def _read_entries(self) -> dict[str, Entry | IntegerEntry | Joined]:
+        if not tensor_parallel_files(self.path):
+            entries = read_entries(self.path)
+            return join(entries, self._quantisation) if self._quantisation else entries
+        if self._quantisation:
+            raise WeightsError(self.path / "config.json", "quantization_config is not honoured for files cut for tensor parallelism")
+        return read_joined(self.path, {self._family.hugging_face(name): shape for name, shape in self.config.tensors().items()})
+
     def _refuse_unknown(self) -> None:
         known = {self._family.hugging_face(name) for name in self.config.tensors()}
         tied = {self._family.hugging_face("output.weight")} if self.config.tied_head else set()  # some store the shared matrix twice
-        unknown: dict[str, Entry | IntegerEntry] = {
+        unknown: dict[str, Entry | IntegerEntry | Joined] = {
             name: entry for name, entry in self._entries.items() if name not in known | tied and not name.endswith(_BUFFER)
         }
         for name, entry in unknown.items():
@@ -152,11 +160,11 @@ def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
 
 
 def _family(path: Path, stated: dict[str, Any]) -> Family:
-    family = by_model_type(stated.get("model_type"))
+    kinds = stated.get("architectures") or []
+    family = by_model_type(stated.get("model_type"), kinds)
     if family is None:
         known = ", ".join(family.name for family in FAMILIES)
         raise WeightsError(path, f"model_type {stated.get('model_type')!r} is unknown; we run: {known}")
-    kinds = stated.get("architectures") or []
     if not all(isinstance(kind, str) and kind.endswith("ForCausalLM") for kind in kinds):
         raise WeightsError(path, f"architectures = {kinds!r}: no decoder that generates text")
     return family

@@ -61,7 +61,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
             raise WeightsError(folder, f"has neither {SINGLE} nor {INDEX}; weights of other formats are not read: {_AGAIN}, with these")
-        return _entries(folder / SINGLE)
+        return file_entries(folder / SINGLE)
     placed = read_json(folder / INDEX).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(file, str) and Path(file).name == file for file in placed.values()):
         raise WeightsError(folder / INDEX, "weight_map is not an object of tensors and the names of files beside it")
@@ -71,14 +71,14 @@ def read_entries(folder: Path) -> dict[str, Entry]:
         if not (folder / file).is_file():
             first = next(tensor for tensor, place in placed.items() if place == file)
             raise WeightsError(folder / file, f"is missing, shard {number} of {len(files)}; {_AGAIN}", first)
-        held[file] = _entries(folder / file)
+        held[file] = file_entries(folder / file)
     for tensor, file in placed.items():
         if tensor not in held[file]:
             raise WeightsError(folder / file, f"is missing here, though {INDEX} says so; {_AGAIN}", tensor)
     return {name: entry for entries in held.values() for name, entry in entries.items()}
 
 
-def _entries(path: Path) -> dict[str, Entry]:
+def file_entries(path: Path) -> dict[str, Entry]:
     """From the file's header: its length (8 bytes, little endian), JSON, then the tensors' bytes."""
     size = path.stat().st_size
     with path.open("rb") as file:
