@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from pitstop.cli.models_plan import plan_model
 from pitstop.cli.options import get_model, show_size
 from pitstop.models.weights import fetch
 
-app = typer.Typer(no_args_is_help=True, help="List the models that have a name, or fetch one.")
+app = typer.Typer(no_args_is_help=True, help="List the models that have a name, fetch one, or plan for one.")
+app.command("plan")(plan_model)
 
 
 @app.command("list")

@@ -13,7 +13,7 @@ from pitstop.models.config import ModelConfig
 from pitstop.models.families import FAMILIES, by_model_type
 from pitstop.models.families.family import Family
 from pitstop.models.keys import Keys
-from pitstop.models.weights.compressed import IntegerEntry, join, read_quantisation
+from pitstop.models.weights.compressed import IntegerEntry, Quantisation, join, read_quantisation
 from pitstop.models.weights.files import read_json
 from pitstop.models.weights.shards import Entry, read_entries
 from pitstop.models.weights.tensor import RawTensor, stored_note
@@ -95,12 +95,7 @@ class ModelFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stated = read_json(path / "config.json")
-        self._family = _family(path / "config.json", self._stated)
-        keys = Keys(path / "config.json", self._stated)
-        self.config: ModelConfig = self._family.read(keys)
-        self._quantisation = read_quantisation(keys)
-        keys.refuse_unread(HARMLESS, NEUTRAL)
+        self._stated, self._family, self.config, self._quantisation = read_config(path)
         self._entries: dict[str, Entry | IntegerEntry | Joined] = self._read_entries()
         self._refuse_unknown()
 
@@ -157,6 +152,16 @@ def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
     Raises WeightsError, one line naming the file and, where there is one, the tensor.
     """
     return ModelFolder(Path(path))
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], Family, ModelConfig, Quantisation | None]:
+    """What the folder's config.json states, and what that means. Raises WeightsError for a key that nobody honours."""
+    file = path / "config.json"
+    stated = read_json(file)
+    family, keys = _family(file, stated), Keys(file, stated)
+    config, quantisation = family.read(keys), read_quantisation(keys)
+    keys.refuse_unread(HARMLESS, NEUTRAL)
+    return stated, family, config, quantisation
 
 
 def _family(path: Path, stated: dict[str, Any]) -> Family:

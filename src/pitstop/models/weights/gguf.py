@@ -82,7 +82,11 @@ class ModelFile:
 
     def notes(self) -> list[str]:
         """How the matrices are stored."""
-        return [stored_note((tensor.tensor_type.name, self._shapes[name]) for name, tensor in self._tensors.items())]
+        return [stored_note((kind, shape) for _, kind, shape, _ in self.listing())]
+
+    def listing(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Every tensor of the file: name, kind, row-major shape, bytes."""
+        return [(name, tensor.tensor_type.name, self._shapes[name], int(tensor.n_bytes)) for name, tensor in self._tensors.items()]
 
     def _rope_divisors(self) -> np.ndarray:
         return self.tensor(ROPE_DIVISORS, self._shapes[ROPE_DIVISORS]).dequantize()

@@ -17,7 +17,7 @@ from pitstop.models.keys import Keys
 from pitstop.models.weights.files import read_json_if_there
 from pitstop.models.weights.folder import HARMLESS, NEUTRAL
 from pitstop.models.weights.pickles import QuantizedWeight8bit, read_pickle
-from pitstop.models.weights.tensor import RawTensor
+from pitstop.models.weights.tensor import RawTensor, stored_note
 from pitstop.models.weights.tokenizer_json import read_vocabulary
 from pitstop.text.vocabulary import Vocabulary
 
@@ -126,6 +126,11 @@ class Grok1Checkpoint:
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's data, from tokenizer.json: the release's own format is not read."""
         return read_vocabulary(self.path, grok1.PUBLISHED | self._stated, self.config.vocab_size)
+
+    def notes(self) -> list[str]:
+        """How the matrices are stored, and which of them become larger."""
+        lines = [stored_note(("I8" if leaf.scales else "F32", leaf.shape) for leaf in self.leaves.values())]
+        return [*lines, "8-bit matrices with several scales for an output are held in fp32"]
 
     def _check_files(self) -> None:
         files = {file.name for file in self._folder.iterdir() if _FILE.fullmatch(file.name)}

@@ -33,6 +33,11 @@ class Joined:
         return self.parts[0].kind
 
     @property
+    def stored(self) -> str:
+        """How a note calls it."""
+        return self.kind
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return _joined([part.shape for part in self.parts], self.axis)
 
