@@ -191,7 +191,7 @@ def test_kinds_that_we_do_not_read(tmp_path: Path) -> None:
 def test_unknown_architecture(tmp_path: Path) -> None:
     writer = GGUFWriter(path := tmp_path / "toy.gguf", "mamba")
     toy_gguf.finish(writer)
-    assert "architecture 'mamba' is unknown; we run: llama, qwen2, qwen3, gemma2, gemma3" in str(refused(path))
+    assert "architecture 'mamba' is unknown; we run: llama, qwen2, qwen2moe, qwen3, qwen3moe, gemma2, gemma3" in str(refused(path))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_unknown_architecture(tmp_path: Path) -> None:
         ("rope__dimension_count_swa", 8),
         ("attention__sliding_window", 128),
         ("attention__value_length", 32),
-        ("expert_count", 8),
+        ("expert_used_count", 8),
         ("a_key_of_next_year", 1),
     ],
 )
