@@ -31,11 +31,16 @@ _COMMON = {
     "pad_token_id": 0,
 }
 WINDOW = 48
+_MIXTURE = _COMMON | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 FAMILIES: dict[str, dict] = {
     "llama": _COMMON | {"rms_norm_eps": 1e-5, "attention_bias": True},
     "mistral": _COMMON | {"sliding_window": WINDOW},
+    "mixtral": _COMMON | {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "qwen2": _COMMON | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1, "tie_word_embeddings": True},
     "qwen3": _COMMON | {"head_dim": 32},
+    "qwen2_moe": _MIXTURE
+    | {"shared_expert_intermediate_size": 64, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "qwen3_moe": _MIXTURE | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]},
     "gemma2": _COMMON
     | {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
     "gemma3_text": _COMMON | {"num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 24},
@@ -60,8 +65,8 @@ def draw(model: torch.nn.Module, seed: int) -> None:
         weight.copy_(torch.randn(weight.shape, generator=generator))
         if "norm" in name:
             weight.mul_(0.2).add_(0.0 if model.config.model_type.startswith("gemma") else 1.0)
-        elif weight.dim() == 2 and "embed" not in name:
-            weight.mul_(weight.shape[1] ** -0.5)
+        elif weight.dim() >= 2 and "embed" not in name:
+            weight.mul_(weight.shape[-1] ** -0.5)
         elif weight.dim() == 1:
             weight.mul_(0.5)
 

@@ -221,7 +221,8 @@ class AttentionSpec:
 
     scale: factor on q·k. softcap: c in c·tanh(s/c), 0 for none. window: how many latest positions a row sees, its own included;
     -1 for all, 0 for none (such a row gives zeros). rope: (cos, sin) tables, each [context, head_dim / 2] fp32, or None.
-    interleaved: rotate pairs (2i, 2i+1), else (i, i + head_dim / 2).
+    interleaved: rotate pairs (2i, 2i+1), else (i, i + head_dim / 2). temperature_length: t, for scores of rows at positions p > t to count
+    log p / log t times, 0 for none; cap_first: after the soft cap, else before.
     """
 
     scale: float
@@ -229,6 +230,8 @@ class AttentionSpec:
     window: int = -1
     rope: tuple[torch.Tensor, torch.Tensor] | None = None
     interleaved: bool = False
+    temperature_length: int = 0
+    cap_first: bool = False
 
 
 class KVView(Protocol):

@@ -32,8 +32,11 @@ LENGTH = 300
 FAULTS = {
     "llama": {"output_bias": False, "norm_eps": 1e-2},
     "mistral": {"windows": (), "activation": "gelu_tanh"},
+    "mixtral": {"moe": {"top_k": 1, "renormalise": False}, "windows": ()},
     "qwen2": {"qkv_bias": False, "windows": (-1, 47, 47)},
+    "qwen2_moe": {"moe": {"renormalise": True, "shared_gate": False, "shared_ffn": 0}, "qkv_bias": False, "windows": ()},
     "qwen3": {"qk_norm": False, "attention_scale": 1.0},
+    "qwen3_moe": {"moe": {"renormalise": False, "top_k": 2}, "qk_norm": False},
     "gemma2": {
         "attention_softcap": 0.0,
         "logit_softcap": 0.0,
@@ -95,14 +98,30 @@ def test_logits_match(folders, family: str) -> None:
 
 def test_the_table_lists_every_family() -> None:
     rows = documented()
-    assert rows.keys() == {family.name for family in families.FAMILIES} == FAMILIES.keys() == FAULTS.keys()
-    assert all(rows[family.name][0] == (family.gguf or "(as llama)") for family in families.FAMILIES)
+    assert rows.keys() == {family.name for family in families.FAMILIES} == {*FAMILIES, "grok1", "grok2"}
+    assert FAULTS.keys() == FAMILIES.keys()
+    assert all(
+        rows[family.name][0] == (family.gguf or ("(as llama)" if family.name == "mistral" else "no")) for family in families.FAMILIES
+    )
 
 
-@pytest.mark.parametrize(("family", "field"), [(family, field) for family, faults in FAULTS.items() for field in faults])
-def test_a_planted_fault_is_seen(folders, family: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def each_fault() -> list[tuple[str, str, str]]:
+    """Family, field of its config, and field of what that is, where the faults are inside it."""
+    return [
+        (family, field, inner)
+        for family, faults in FAULTS.items()
+        for field, wrong in faults.items()
+        for inner in (wrong if isinstance(wrong, dict) else [""])
+    ]
+
+
+@pytest.mark.parametrize(("family", "field", "inner"), each_fault())
+def test_a_planted_fault_is_seen(folders, family: str, field: str, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_model(folders(family))
-    source.config = replace(source.config, **{field: FAULTS[family][field]})
+    wrong = FAULTS[family][field]
+    if inner:
+        wrong = replace(getattr(source.config, field), **{inner: wrong[inner]})
+    source.config = replace(source.config, **{field: wrong})
     monkeypatch.setattr(llm_module, "open_model", lambda path: source)
     found = difference(prompt_logits(exact(folders(family)), prompt()), reference_logits(folders(family), prompt()))
     assert found > 50 * MAX_DIFFERENCE, found
@@ -124,11 +143,17 @@ def test_bits_do_not_depend_on_company(folders, family: str) -> None:
 @pytest.mark.parametrize("family", KEYS)
 def test_gguf_files_hold_the_same_models(tmp_path: Path, family: str) -> None:
     """What a GGUF file does not state (the biases of q, k and v aside) is left at what its family has."""
-    changes = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}, "llama": {"attention_bias": False}}
-    switched_off = {"use_sliding_window": False} if family == "qwen2" else {}
+    changes = {
+        "gemma2": {"query_pre_attn_scalar": 16},
+        "gemma3_text": {"query_pre_attn_scalar": 16},
+        "llama": {"attention_bias": False},
+        "mixtral": {"sliding_window": None},
+        "qwen3_moe": {"mlp_only_layers": []},
+    }
+    switched_off = {"use_sliding_window": False} if family.startswith("qwen2") else {}
     folder = write_tiny_model(tmp_path / family, family, **changes.get(family, {}), **switched_off)
     of_folder, of_file = (prompt_logits(exact(path), prompt()) for path in (folder, write_gguf(tmp_path / "tiny.gguf", folder)))
-    if family == "llama":  # its rows of q and k lie in another order
+    if family in ("llama", "mixtral"):  # their rows of q and k lie in another order
         assert difference(of_file, of_folder) <= MAX_DIFFERENCE
     else:
         assert np.array_equal(of_file, of_folder)

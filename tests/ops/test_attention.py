@@ -20,14 +20,16 @@ def raw(tails: torch.Tensor) -> attention.Layout:
     return attention.RAW16 if tails.dtype is HALF else attention.RAW32
 
 
-def run(inputs: Inputs, scale: float = 0.2, softcap: float = NO_CAP, window: int = ALL) -> torch.Tensor:
+def run(inputs: Inputs, scale: float = 0.2, softcap: float = NO_CAP, window: int = ALL, *temperature: int) -> torch.Tensor:
     tails, pages = inputs.tails.clone(), inputs.pages.clone()
     attention.append(inputs.k, inputs.v, tails, inputs.items)
     attention.seal(tails, pages, inputs.items, inputs.table, raw(tails))
-    return attention.paged_attention(inputs.q, tails, pages, inputs.items, inputs.table, raw(tails), scale, softcap, window)
+    return attention.paged_attention(inputs.q, tails, pages, inputs.items, inputs.table, raw(tails), scale, softcap, window, *temperature)
 
 
-def brute_force(inputs: Inputs, scale: float = 0.2, softcap: float = NO_CAP, window: int = ALL) -> torch.Tensor:
+def brute_force(
+    inputs: Inputs, scale: float = 0.2, softcap: float = NO_CAP, window: int = ALL, length: int = 0, cap_first: bool = False
+) -> torch.Tensor:
     """One row and head at a time, by the definition, in fp64."""
     q = inputs.q.double().numpy()
     out = np.zeros_like(q)
@@ -39,7 +41,10 @@ def brute_force(inputs: Inputs, scale: float = 0.2, softcap: float = NO_CAP, win
             seen = np.array([j for j in range(position + 1) if window < 0 or j > position - window], dtype=int)
             for head in range(inputs.q.shape[1] if len(seen) else 0):
                 scores = k[head // group, seen] @ q[row, head] * scale
+                heat = np.log(position) / np.log(length) if length and position > length else 1
+                scores = scores if cap_first else scores * heat
                 scores = softcap * np.tanh(scores / softcap) if softcap else scores
+                scores = scores * heat if cap_first else scores
                 weights = np.exp(scores - scores.max())
                 out[row, head] = weights @ v[head // group, seen] / weights.sum()
             row += 1
@@ -87,6 +92,21 @@ def test_softcap(backend):
         capped = run(inputs, scale=2.0, softcap=5.0)
     assert_close(capped, brute_force(inputs, scale=2.0, softcap=5.0), inputs)
     assert (capped - run(inputs, scale=2.0)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("cap_first", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_temperature(backend, cap_first):
+    """Of rows in one item before and after the length, in decode and in prefill, split among threads or not."""
+    inputs = make_inputs(4, [(200, 3), (0, 40), (10, 20), (500, 1)], heads=4, kv_heads=2, dim=32, dtype=HALF)
+    with dispatch.use(backend):
+        found = {(length, softcap): run(inputs, 0.1, softcap, ALL, length, cap_first) for length in (0, 8, 30) for softcap in (NO_CAP, 1.5)}
+        assert_same_bits(found[0, 1.5], run(inputs, 0.1, 1.5))
+    for (length, softcap), out in found.items():
+        assert_close(out, brute_force(inputs, 0.1, softcap, ALL, length, cap_first), inputs)
+    early, late = [3, 4, 5, 6, 7, 8], [0, 42, 63]  # positions 0 to 5; 200, 39 and 500
+    assert_same_bits(found[8, 1.5][early], found[0, 1.5][early])
+    assert ((found[8, 1.5] - found[0, 1.5])[late].abs().amax(dim=(1, 2)) > 0.01).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

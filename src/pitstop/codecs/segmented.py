@@ -79,4 +79,5 @@ class Segmented:
         table: torch.Tensor,
         spec: AttentionSpec,
     ) -> torch.Tensor:
-        return attention.paged_attention(q, tails, pages, items, table, self.layout, spec.scale, spec.softcap, spec.window)
+        scores = (spec.scale, spec.softcap, spec.window, spec.temperature_length, spec.cap_first)
+        return attention.paged_attention(q, tails, pages, items, table, self.layout, *scores)

@@ -66,6 +66,7 @@ class Engine:
         self.capacity = capacity(config.kv.memory, tails, codec, shape, min(context, CAPACITY_LENGTH))
         self.weights = identity(source.path)
         self.numerics = numerics(self.config, source.config, codec, self.weights)
+        self._source_notes = source.notes()
         self._rope_note = source.config.rope.note(context)
         self._runner = Runner(model, store, view, config.device, ends)
         self._cache = KVCache(pages, tails, lead_pages=codec.lead_pages, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)
@@ -163,7 +164,7 @@ class Engine:
             f"{config.device}, {config.threads} threads, kernels: {dispatch.describe()}",
             f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB, {self.capacity}",
         ]
-        lines += self._loss
+        lines += self._source_notes + self._loss
         if self._rope_note:
             lines.append(self._rope_note)
         if config.activations == "int8":

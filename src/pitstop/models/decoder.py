@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from pitstop.models.config import ModelConfig
+from pitstop.models.config import ModelConfig, Moe
 from pitstop.models.rope import Rope
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import rope
-from pitstop.ops.activation import gelu_tanh_mul, silu_mul, softcap
+from pitstop.ops.activation import gelu_erf_mul, gelu_tanh_mul, silu_mul, softcap
 from pitstop.ops.linear import PackedLinear, Precision, linear, pack_stored, rows
+from pitstop.ops.moe import Experts, mix, route
 from pitstop.ops.norm import add_rms_norm, rms_norm
 from pitstop.types import AttentionSpec, KVView
 
-ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul, "gelu_erf": gelu_erf_mul}
 """Of ops, by their names in a ModelConfig: [rows, 2 * ffn] → [rows, ffn]."""
 
 
@@ -55,6 +56,30 @@ class GatedFeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureFeedForward:
+    """Each row's experts, and beside them, where the family has it, a network that every row goes through."""
+
+    router: PackedLinear  # [experts, width]
+    experts: Experts
+    shared: GatedFeedForward | None
+    shared_gate: PackedLinear | None  # [1, width]
+    moe: Moe
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [rows, width] fp32 → [rows, width] fp32."""
+        logits = linear(hidden, self.router)
+        if self.moe.router_softcap:
+            logits = softcap(logits, self.moe.router_softcap)
+        y = mix(hidden, *route(logits, self.moe.top_k, self.moe.renormalise), self.experts)
+        if self.shared is not None:
+            beside = self.shared(hidden)
+            if self.shared_gate is not None:
+                beside = beside * (0.5 + softcap(linear(hidden, self.shared_gate), 2.0) * 0.25)  # sigmoid(g) = (1 + tanh(g / 2)) / 2
+            y = y + beside
+        return y if self.moe.scale == 1 else y * self.moe.scale
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Norms are [width] fp32; those after attention and feed-forward are None both where the family has none."""
 
@@ -62,7 +87,7 @@ class Block:
     attention: Attention
     after_attention: torch.Tensor | None
     ffn_norm: torch.Tensor
-    feed_forward: GatedFeedForward
+    feed_forward: GatedFeedForward | MixtureFeedForward
     after_feed_forward: torch.Tensor | None
 
 
@@ -74,10 +99,10 @@ class Decoder:
         self.config = c
         load = Loader(source, device, activations)
         self._embedding = load.linear("token_embd")
-        self._final_norm = load.vector("output_norm.weight")
+        self._final_norm = load.vector("output_norm.weight") * c.logit_scale  # a factor on logits is one on what the head multiplies
         self._head = self._embedding if c.tied_head else load.linear("output")
         specs = _specs(c, context, device)
-        self._blocks = [load_block(load, f"blk.{layer}.", c, specs[c.window(layer) >= 0]) for layer in range(c.layers)]
+        self._blocks = [load_block(load, layer, c, specs[c.window(layer) >= 0]) for layer in range(c.layers)]
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [rows] int64 → [rows, width] fp32."""
@@ -124,8 +149,8 @@ class Loader:
         return replace(weight, bias=torch.cat([self.vector(f"{part}.bias") for part in parts]))
 
 
-def load_block(load: Loader, prefix: str, config: ModelConfig, spec: AttentionSpec) -> Block:
-    """The block whose tensors begin with `prefix`."""
+def load_block(load: Loader, layer: int, config: ModelConfig, spec: AttentionSpec) -> Block:
+    prefix = f"blk.{layer}."
 
     def named(*parts: str) -> list[str]:
         return [prefix + part for part in parts]
@@ -145,12 +170,26 @@ def load_block(load: Loader, prefix: str, config: ModelConfig, spec: AttentionSp
         ),
         after_attention=norm("post_attention_norm", c.norms_around),
         ffn_norm=norm("ffn_norm"),
-        feed_forward=GatedFeedForward(
-            gate_up=load.linear(*named("ffn_gate", "ffn_up")),
-            down=load.linear(*named("ffn_down")),
-            activation=ACTIVATIONS[c.activation],
-        ),
+        feed_forward=load_mixture(load, prefix, c) if c.has_experts(layer) else load_gated(load, prefix + "ffn_{}", c),
         after_feed_forward=norm("post_ffw_norm", c.norms_around),
+    )
+
+
+def load_gated(load: Loader, name: str, config: ModelConfig) -> GatedFeedForward:
+    """The network whose matrices are called `name` with gate, up and down in it."""
+    gate_up = load.linear(name.format("gate"), name.format("up"))
+    return GatedFeedForward(gate_up, load.linear(name.format("down")), ACTIVATIONS[config.activation])
+
+
+def load_mixture(load: Loader, prefix: str, config: ModelConfig) -> MixtureFeedForward:
+    moe = config.moe
+    experts = [load_gated(load, f"{prefix}ffn_{{}}_exps.{expert}", config) for expert in range(moe.experts)]
+    return MixtureFeedForward(
+        router=load.linear(f"{prefix}ffn_gate_inp"),
+        experts=Experts(tuple(e.gate_up for e in experts), tuple(e.down for e in experts), ACTIVATIONS[config.activation]),
+        shared=load_gated(load, prefix + "ffn_{}_shexp", config) if moe.shared_ffn else None,
+        shared_gate=load.linear(f"{prefix}ffn_gate_inp_shexp") if moe.shared_gate else None,
+        moe=moe,
     )
 
 
@@ -163,7 +202,14 @@ def _specs(config: ModelConfig, context: int, device: str) -> dict[bool, Attenti
         cos, sin = rope.tables(context, torch.from_numpy(rotation.frequencies), rotation.factor)
         return cos.to(device), sin.to(device)
 
-    everywhere = AttentionSpec(scale=c.attention_scale, softcap=c.attention_softcap, rope=tables(c.rope), interleaved=c.rope_interleaved)
+    everywhere = AttentionSpec(
+        scale=c.attention_scale,
+        softcap=c.attention_softcap,
+        rope=tables(c.rope),
+        interleaved=c.rope_interleaved,
+        temperature_length=c.temperature_length,
+        cap_first=c.cap_first,
+    )
     if not c.windows:
         return {False: everywhere}
     window = max(c.windows)

@@ -32,6 +32,11 @@ empty: Callable[..., torch.Tensor] = torch.empty
 """Where native kernels put their results: fp32 of the given shape. While a graph is captured, in the graph's memory (graph.py)."""
 
 
+def recording() -> bool:
+    """Whether the calls that are being made are noted in a graph (graph.py)."""
+    return empty is not torch.empty
+
+
 class Declined(NamedTuple):
     """What an implementation returns, before doing anything, for inputs that it does not take."""
 

@@ -32,31 +32,46 @@ void print(const char* what, const void* data, size_t bytes) {
 
 void print(const char* what, const std::vector<float>& values) { print(what, values.data(), values.size() * sizeof(float)); }
 
-// A GGUF block of 32 weights: fp16 scale (and minimum) around 0.01, then codes.
+// A block as pack_blocks takes it: its bytes and weights, where its floating-point numbers lie, and the kind that it becomes.
+struct Form {
+  int kind, bytes, weights, numbers_at, numbers;
+};
+constexpr Form FORMS[] = {{0, 18, 32, 0, 1},  {0, 20, 32, 0, 2},   {1, 34, 32, 0, 1},   {3, 22, 32, 0, 1},    {3, 24, 32, 0, 2},
+                          {4, 24, 32, 0, 2},  {5, 144, 256, 0, 2}, {6, 176, 256, 0, 2}, {7, 210, 256, 208, 1}};
+constexpr int FP32_NUMBERS = 5;
+
+// Numbers around 0.01, then codes.
 std::vector<uint8_t> blocks(Random& random, int format, int count) {
-  const int bytes[] = {18, 20, 34};
-  std::vector<uint8_t> data((size_t)count * bytes[format]);
+  const Form& form = FORMS[format];
+  std::vector<uint8_t> data((size_t)count * form.bytes);
   for (uint8_t& byte : data) byte = (uint8_t)random.next();
   for (int i = 0; i < count; ++i)
-    for (int at = 0; at < (format == 1 ? 4 : 2); at += 2) {
-      uint16_t half = (uint16_t)(0x2000 | (random.next() & 0x83ff));
-      std::memcpy(&data[(size_t)i * bytes[format] + at], &half, 2);
+    for (int number = 0; number < form.numbers; ++number) {
+      uint8_t* at = &data[(size_t)i * form.bytes + form.numbers_at];
+      if (format == FP32_NUMBERS) {
+        float value = random.real() * 0.01f;
+        std::memcpy(at + number * 4, &value, 4);
+      } else {
+        uint16_t half = (uint16_t)(0x2000 | (random.next() & 0x83ff));
+        std::memcpy(at + number * 2, &half, 2);
+      }
     }
   return data;
 }
 
 void packed(Random& random) {
-  const int depth = 96, columns = 72;
-  for (int format = 0; format < 3; ++format) {
-    int kind = format < 2 ? 0 : 1;
-    std::vector<uint8_t> stored = blocks(random, format, columns * depth / 32), weight((columns + 15) / 16 * packed_panel_bytes(kind, depth));
+  const int columns = 72;
+  for (int format = 0; format < (int)(sizeof FORMS / sizeof *FORMS); ++format) {
+    int kind = FORMS[format].kind, depth = FORMS[format].weights == 32 ? 96 : 512;
+    std::vector<uint8_t> stored = blocks(random, format, columns * depth / FORMS[format].weights);
+    std::vector<uint8_t> weight((columns + 15) / 16 * packed_panel_bytes(kind, depth));
     if (!pack_blocks(format, stored.data(), columns, depth, 0, weight.data())) std::printf("pack refused\n");
     print("pack", weight.data(), weight.size());
     for (int rows : {1, 2, 3, 4, 5, 7, 8, 13, 33})
       for (int precision = 0; precision < 3; ++precision) {
         std::vector<float> x = reals(random, (size_t)rows * depth), out((size_t)rows * columns);
         x[5] = 1000, x[6] = 0;
-        packed_linear(x.data(), depth, rows, kind, weight.data(), depth, columns, precision, out.data());
+        packed_linear(x.data(), depth, rows, kind, weight.data(), depth, columns, precision, out.data(), columns);
         char name[64];
         std::snprintf(name, sizeof name, "packed_linear format %d precision %d rows %d", format, precision, rows);
         print(name, out);

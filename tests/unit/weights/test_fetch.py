@@ -105,7 +105,7 @@ def test_fetched_once(host: Host) -> None:
 
 def test_second_start_reads_no_byte_of_the_file(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fetch.pull("toy")
-    monkeypatch.setattr(fetch, "_sha256", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr(fetch, "sha256", lambda path: pytest.fail("hashed again"))
     assert fetch.pull("toy") == path
 
 

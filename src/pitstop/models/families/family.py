@@ -11,7 +11,7 @@ from pitstop.models.keys import Keys
 from pitstop.models.rope import Rope
 from pitstop.models.rope_keys import read_rope
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_erf"}
 """By their names in Hugging Face's configs."""
 
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -27,22 +27,38 @@ BLOCK = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-"""From GGUF's names of a decoder's parts to those in Hugging Face's checkpoints; the block's follow "blk.N." and "model.layers.N."."""
+"""From GGUF's names of a decoder's parts to those in Hugging Face's checkpoints; the block's follow "blk.N." and "model.layers.N.".
+
+{} stands for the number of an expert, which comes last in the names on our side: "blk.N.ffn_gate_exps.E"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """name: Hugging Face's `model_type`. read: from a model's keys to its config.
+    """name: Hugging Face's `model_type`. read: from a model's keys to its config. architectures: names under `architectures` that are this
+    family's whatever the `model_type`.
 
     gguf: the architecture's name in GGUF files, None for one that these do not have. gguf_interleaved: the converter to GGUF permutes the
-    rows of q and k so that rotary pairs lie side by side. norm_offset: what is added to the norms' weights of a Hugging Face checkpoint.
+    rows of q and k so that rotary pairs lie side by side. gguf_experts: two families share the name, and this is the one with experts.
+    gguf_keys: what such a file does not state, under Hugging Face's names. norm_offset: what is added to the norms' weights of a Hugging
+    Face checkpoint.
     """
 
     name: str
     read: Callable[[Keys], ModelConfig]
+    architectures: tuple[str, ...] = ()
     gguf: str | None = None
     gguf_interleaved: bool = False
+    gguf_experts: bool = False
+    gguf_keys: Mapping[str, Any] = field(default_factory=dict)
     norm_offset: float = 0.0
     outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
     block: Mapping[str, str] = field(default_factory=lambda: BLOCK)
@@ -53,7 +69,8 @@ class Family:
         if not stem.startswith("blk."):
             return f"{self.outside[stem]}.{ending}"
         _, layer, part = stem.split(".", 2)
-        return f"model.layers.{layer}.{self.block[part]}.{ending}"
+        part, _, expert = part.partition(".")
+        return f"model.layers.{layer}.{self.block[part].format(expert)}.{ending}"
 
 
 def dense(keys: Keys, *, head_dim: int = 0, rope: Rope | None = None, **differences: Any) -> ModelConfig:
@@ -89,6 +106,14 @@ def dense(keys: Keys, *, head_dim: int = 0, rope: Rope | None = None, **differen
     if "activation" not in differences:
         common["activation"] = keys.choice("hidden_act", ACTIVATIONS, "silu")
     return ModelConfig(**(common | differences))
+
+
+def count_experts(keys: Keys, default: int) -> int:
+    """Of a layer, by either of the two names that configs have for it."""
+    count = keys.integer("num_local_experts", keys.integer("num_experts", default))
+    if keys.integer("num_experts", count) != count:
+        raise keys.refuse("num_experts", f"differs from num_local_experts = {count}; keep one of them")
+    return count
 
 
 def windows(keys: Keys, local: Callable[[int], bool], size: int) -> tuple[int, ...]:

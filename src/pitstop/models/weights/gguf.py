@@ -13,8 +13,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 
 from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
-from pitstop.models.weights.gguf_keys import ROPE_DIVISORS, read_config
-from pitstop.models.weights.tensor import KINDS, RawTensor
+from pitstop.models.weights.gguf_keys import EXPERT, ROPE_DIVISORS, read_config
+from pitstop.models.weights.tensor import KINDS, RawTensor, stored_note
 from pitstop.text.vocabulary import Vocabulary
 
 _TRUNCATED = "the file is truncated; fetch it again"
@@ -36,6 +36,16 @@ class ModelFile:
 
         Raises WeightsError when it is missing, has another shape, or is of a kind that we do not read.
         """
+        if part := EXPERT.fullmatch(name):
+            whole = self._stored(part[1] + part[3], (self.config.moe.experts, *shape))
+            return RawTensor(name, whole.kind, shape, whole.data[int(part[2])])
+        if shape[:1] == (1,):  # a single row is a vector here
+            whole = self._stored(name, shape[1:])
+            return RawTensor(name, whole.kind, shape, whole.data[None])
+        return self._stored(name, shape)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        """A whole tensor of the file."""
         stored = self._tensors.get(name)
         if stored is None:
             raise WeightsError(self.path, "is missing; the file is incomplete", name)
@@ -69,6 +79,14 @@ class ModelFile:
             scores=self._tokenizer("scores", list, []) if spaced else [],
             add_space=spaced and self._tokenizer("add_space_prefix", bool, True),
         )
+
+    def notes(self) -> list[str]:
+        """How the matrices are stored."""
+        return [stored_note((kind, shape) for _, kind, shape, _ in self.listing())]
+
+    def listing(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Every tensor of the file: name, kind, row-major shape, bytes."""
+        return [(name, tensor.tensor_type.name, self._shapes[name], int(tensor.n_bytes)) for name, tensor in self._tensors.items()]
 
     def _rope_divisors(self) -> np.ndarray:
         return self.tensor(ROPE_DIVISORS, self._shapes[ROPE_DIVISORS]).dequantize()

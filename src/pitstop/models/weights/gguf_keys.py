@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,18 @@ from pitstop.models.rope import Divided, yarn_attention
 
 ROPE_DIVISORS = "rope_freqs.weight"
 
+EXPERT = re.compile(r"(.*_exps)\.(\d+)(\.\w+)")
+"""The name of one expert's matrix: in GGUF files those of a layer are one tensor, [experts, out, in], without the number."""
+
 _NAMES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -40,8 +48,8 @@ _NAMES = {
 _GGUF_NAMES = {ours: name for name, ours in _NAMES.items()}
 _HARMLESS = {"rope.scaling.finetuned"}
 _NEUTRAL = {
-    "expert_count": 0,
-    "expert_used_count": 0,
+    "num_experts": 0,
+    "num_experts_per_tok": 0,
     "rope.scale_linear": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
     "rope.scaling.yarn_attn_factor": 1.0,
@@ -58,18 +66,20 @@ def read_config(
     Raises WeightsError: unknown architecture, a missing or impossible key, a key or a tensor that we do not honour.
     """
     name = stated.get("general.architecture")
-    family = by_gguf(name)
+    family = by_gguf(name, bool(stated.get(f"{name}.expert_count")))
     if family is None:
-        known = ", ".join(family.gguf for family in FAMILIES if family.gguf)
+        known = ", ".join(dict.fromkeys(family.gguf for family in FAMILIES if family.gguf))
         raise WeightsError(path, f"architecture {name!r} is unknown; we run: {known}")
     own = {key.removeprefix(f"{name}."): value for key, value in stated.items() if key.startswith(f"{name}.")}
-    keys = Keys(path, _translated(own, shapes) | {"model_type": family.name}, lambda key: f"{name}.{_GGUF_NAMES.get(key, key)}")
+    keys = Keys(
+        path, {**family.gguf_keys, **_translated(own, shapes), "model_type": family.name}, lambda key: f"{name}.{_GGUF_NAMES.get(key, key)}"
+    )
     config = replace(family.read(keys), rope_interleaved=family.gguf_interleaved)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, config.head_dim) != config.head_dim:
             raise keys.refuse(key, f"differs from the head size {config.head_dim}, which is not honoured yet")
     keys.refuse_unread(_HARMLESS, _NEUTRAL)
-    known = config.tensors()
+    known = {EXPERT.sub(r"\1\3", tensor) for tensor in config.tensors()}
     for tensor in shapes:
         if tensor not in known and tensor != ROPE_DIVISORS:
             raise WeightsError(path, f"no part of a {name} decoder of {config.layers} layers that we run", tensor)

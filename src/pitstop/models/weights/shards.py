@@ -11,14 +11,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.files import read_json
+from pitstop.models.weights.files import INDEX, SINGLE, read_json
 from pitstop.models.weights.tensor import RawTensor
-
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("u1")}
 """How the stored kinds are looked at: BF16 as bytes (RawTensor)."""
-_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+_INTEGERS = {"I8": np.dtype("i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 _AGAIN = "fetch the folder again"
 
 
@@ -38,8 +36,21 @@ class Entry:
             raise WeightsError(self.file, f"is stored as {self.kind}; we read {', '.join(_DTYPES)}", name)
         dtype = _DTYPES[self.kind]
         shape = self.shape if dtype.itemsize > 1 else (*self.shape[:-1], self.shape[-1] * 2)
-        data = np.memmap(self.file, dtype, "r", self.begin, shape) if math.prod(shape) else np.empty(shape, dtype)
-        return RawTensor(name, self.kind, self.shape, data)
+        return RawTensor(name, self.kind, self.shape, self._map(dtype, shape))
+
+    def integers(self, name: str) -> np.ndarray:
+        """The tensor of integers. Raises WeightsError for another kind."""
+        if self.kind not in _INTEGERS:
+            raise WeightsError(self.file, f"is stored as {self.kind}, not as one of {', '.join(_INTEGERS)}", name)
+        return self._map(_INTEGERS[self.kind], self.shape)
+
+    def _map(self, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+        return np.memmap(self.file, dtype, "r", self.begin, shape) if math.prod(shape) else np.empty(shape, dtype)
+
+    @property
+    def stored(self) -> str:
+        """How a note calls it."""
+        return self.kind
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -50,7 +61,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
             raise WeightsError(folder, f"has neither {SINGLE} nor {INDEX}; weights of other formats are not read: {_AGAIN}, with these")
-        return _entries(folder / SINGLE)
+        return file_entries(folder / SINGLE)
     placed = read_json(folder / INDEX).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(file, str) and Path(file).name == file for file in placed.values()):
         raise WeightsError(folder / INDEX, "weight_map is not an object of tensors and the names of files beside it")
@@ -60,14 +71,14 @@ def read_entries(folder: Path) -> dict[str, Entry]:
         if not (folder / file).is_file():
             first = next(tensor for tensor, place in placed.items() if place == file)
             raise WeightsError(folder / file, f"is missing, shard {number} of {len(files)}; {_AGAIN}", first)
-        held[file] = _entries(folder / file)
+        held[file] = file_entries(folder / file)
     for tensor, file in placed.items():
         if tensor not in held[file]:
             raise WeightsError(folder / file, f"is missing here, though {INDEX} says so; {_AGAIN}", tensor)
     return {name: entry for entries in held.values() for name, entry in entries.items()}
 
 
-def _entries(path: Path) -> dict[str, Entry]:
+def file_entries(path: Path) -> dict[str, Entry]:
     """From the file's header: its length (8 bytes, little endian), JSON, then the tensors' bytes."""
     size = path.stat().st_size
     with path.open("rb") as file:

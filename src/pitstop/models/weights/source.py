@@ -1,4 +1,4 @@
-"""What a model is read from: a GGUF file or a Hugging Face folder. Imports no torch."""
+"""What a model is read from: a GGUF file, a Hugging Face folder, or Grok-1 as published. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 from pitstop.models.config import ModelConfig
 from pitstop.models.weights.folder import open_folder
 from pitstop.models.weights.gguf import open_gguf
+from pitstop.models.weights.grok1 import is_grok1, open_grok1
 from pitstop.models.weights.tensor import RawTensor
 from pitstop.text.vocabulary import Vocabulary
 
@@ -30,11 +31,17 @@ class ModelSource(Protocol):
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
         ...
 
+    def notes(self) -> list[str]:
+        """Lines for the operator: how the weights are stored."""
+        ...
+
 
 def open_model(path: str | os.PathLike[str]) -> ModelSource:
-    """The model in a GGUF file or in a folder as Hugging Face's libraries write it; every key of it is honoured.
+    """The model in a GGUF file, in a folder as Hugging Face's libraries write it, or in Grok-1's; every key of it is honoured.
 
     Raises WeightsError, one line naming the file and, where there is one, the tensor.
     """
     path = Path(path)
-    return open_folder(path) if path.is_dir() else open_gguf(path)
+    if not path.is_dir():
+        return open_gguf(path)
+    return open_grok1(path) if is_grok1(path) else open_folder(path)

@@ -9,6 +9,7 @@ from pitstop.ops.dispatch import Op
 
 _silu_mul = Op("silu_mul", cpu=cpu.silu_mul, ref=ref.silu_mul)
 _gelu_tanh_mul = Op("gelu_tanh_mul", cpu=cpu.gelu_tanh_mul, ref=ref.gelu_tanh_mul)
+_gelu_erf_mul = Op("gelu_erf_mul", cpu=cpu.gelu_erf_mul, ref=ref.gelu_erf_mul)
 _softcap = Op("softcap", cpu=cpu.softcap, ref=ref.softcap)
 
 
@@ -25,6 +26,15 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     _check("gelu_tanh_mul", gate_up)
     return _gelu_tanh_mul(gate_up)
+
+
+def gelu_erf_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up [rows, 2 · features] fp32, gates first → gate / 2 · (1 + erf(gate / √2)) · up, [rows, features] fp32.
+
+    GeGLU with GELU itself (Hendrycks and Gimpel 2016).
+    """
+    _check("gelu_erf_mul", gate_up)
+    return _gelu_erf_mul(gate_up)
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:

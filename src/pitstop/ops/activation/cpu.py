@@ -19,6 +19,10 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor | Declined:
     return refuse(gate_up=gate_up) or _gated(dispatch.native.gelu_tanh_mul, gate_up)
 
 
+def gelu_erf_mul(gate_up: torch.Tensor) -> torch.Tensor | Declined:
+    return refuse(gate_up=gate_up) or _gated(dispatch.native.gelu_erf_mul, gate_up)
+
+
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor | Declined:
     if reason := refuse(x=x):
         return reason

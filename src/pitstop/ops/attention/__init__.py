@@ -51,16 +51,19 @@ def paged_attention(
     scale: float,
     softcap: float = 0.0,
     window: int = -1,
+    temperature_length: int = 0,
+    cap_first: bool = False,
 ) -> torch.Tensor:
     """q [rows, heads, head_dim] fp32 → [rows, heads, head_dim] fp32; heads a multiple of kv_heads, which they share in runs.
 
     The row at position p sees the positions ≤ p, and > p - window when window ≥ 0: earlier segments from their pages, as stored, its
-    own from the tail. Softmax of c·tanh(q·k·scale / c), c = softcap, plain q·k·scale for 0. A row that sees nothing
-    gives zeros, as does a row that no item names. Memory outside what a row sees may hold any bits.
+    own from the tail. Softmax of c·tanh(q·k·scale / c), c = softcap, plain q·k·scale for 0. Where p exceeds a temperature_length t > 0,
+    scores are multiplied by log p / log t, after the soft cap if cap_first, else before. A row that sees nothing gives zeros, as does a row
+    that no item names. Memory outside what a row sees may hold any bits.
 
     Native: per row, head and segment, scores by a chain of fused multiply-adds over ascending d, values by one over ascending tokens; the
     segments' (largest, total, values) are merged in order, as in Milakov and Gimelshein 2018. Raises ValueError for an item out of range.
     """
     if q.dim() != 3 or tails.dim() != 4 or tails.shape[3] != 128 * q.shape[2] or q.shape[1] % tails.shape[1]:
         raise ValueError(f"paged_attention: q {list(q.shape)} and tails {list(tails.shape)} do not fit together")
-    return _paged_attention(q, tails, pages, items, table, layout, scale, softcap, window)
+    return _paged_attention(q, tails, pages, items, table, layout, scale, softcap, window, temperature_length, cap_first)

@@ -105,6 +105,8 @@ def paged_attention(
     scale: float,
     softcap: float,
     window: int,
+    temperature_length: int,
+    cap_first: bool,
 ) -> torch.Tensor | Declined:
     rows, heads, head_dim = q.shape
     if reason := refuse(q=q) or _refuse_cache(tails, items, table) or _refuse_head(head_dim):
@@ -134,6 +136,8 @@ def paged_attention(
         scale,
         softcap,
         window,
+        temperature_length,
+        cap_first,
         out.data_ptr(),
     )
     return out

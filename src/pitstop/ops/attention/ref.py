@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,18 +17,31 @@ TOLERANCE = 3e-6
 
 
 def masked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float = 0.0
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float = 0.0,
+    heat: torch.Tensor | None = None,
+    cap_first: bool = False,
 ) -> torch.Tensor:
     """q [rows, heads, dim], k and v [kv_heads, n, dim], mask [rows, n] (True: seen) → [rows, heads, dim], in q's dtype.
 
-    Rows that see nothing give zeros. What no row sees must be finite here: slice it away, as `paged_attention` does.
+    heat [rows]: factors on scores, after the soft cap if cap_first, else before. Rows that see nothing give zeros. What no row sees must be
+    finite here: slice it away, as `paged_attention` does.
     """
     if k.shape[1] == 0:
         return torch.zeros_like(q)
     grouped = q.unflatten(1, (k.shape[0], -1))
     scores = torch.einsum("rhgd,hnd->rhgn", grouped, k) * scale
+    factors = torch.ones(1, 1, 1, 1).to(scores) if heat is None else heat[:, None, None, None]
+    if not cap_first:
+        scores = scores * factors
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
+    if cap_first:
+        scores = scores * factors
     seen = mask[:, None, None, :]
     largest = scores.masked_fill(~seen, -torch.inf).amax(dim=-1, keepdim=True)
     weights = torch.where(seen, torch.exp(scores - largest), 0.0)
@@ -40,6 +54,11 @@ def seen_by(positions: torch.Tensor, keys: torch.Tensor, window: int) -> torch.T
     """[rows, n]: whether the row at positions[row] sees the key at position keys[n]."""
     distance = positions[:, None] - keys[None, :]
     return (distance >= 0) & (distance < window) if window >= 0 else distance >= 0
+
+
+def temperature(positions: torch.Tensor, length: int) -> torch.Tensor:
+    """Of each position, [rows] fp64: log p / log length from `length` on, 1 before, and everywhere for a length of 0."""
+    return (positions.double().clamp(min=length).log2() / math.log2(length)) if length else torch.ones_like(positions, dtype=torch.float64)
 
 
 def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.Tensor) -> None:
@@ -67,6 +86,8 @@ def paged_attention(
     scale: float,
     softcap: float,
     window: int,
+    temperature_length: int,
+    cap_first: bool,
 ) -> torch.Tensor:
     out = torch.zeros_like(q)
     threads = torch.get_num_threads()
@@ -83,7 +104,10 @@ def paged_attention(
                 low = 0 if window < 0 else max(0, start + first - window + 1)
                 high = start + first + step if window else low
                 mask = seen_by(positions, torch.arange(low, high, device=q.device), window)
-                part = masked_attention(q[rows].to(keys.dtype), keys[:, low:high], values[:, low:high], mask, scale, softcap)
+                heat = temperature(positions, temperature_length).to(keys.dtype)
+                part = masked_attention(
+                    q[rows].to(keys.dtype), keys[:, low:high], values[:, low:high], mask, scale, softcap, heat, cap_first
+                )
                 out[rows] = part.to(q.dtype)
     finally:
         torch.set_num_threads(threads)

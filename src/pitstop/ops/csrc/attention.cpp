@@ -1,5 +1,6 @@
 // Drivers of paged attention: the cutting of items into blocks of query vectors, and of long streams into segments.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -95,20 +96,29 @@ Ahead keys_of(const Call& call, const Block& block, int segment) {
   return {head.keys, (int)plane_bytes(head.key_plane, call.cache.head_dim)};
 }
 
+float temperature(const Queries& queries, int position) {
+  int length = queries.temperature_length;
+  return length > 0 && position > length ? (float)(std::log2((double)position) / std::log2((double)length)) : 1.0f;
+}
+
 // `next`: what this thread will read after the segment.
 void attend(const Call& call, const Block& block, int segment, Ahead next, const float* q, int* ranges, float* scratch,
             const Partial& out) {
   const Cache& cache = call.cache;
   int group = call.group(), vectors = block.rows * group, window = call.queries.window;
   int *low = ranges, *high = ranges + vectors;
+  float *scale = reinterpret_cast<float*>(ranges + 2 * vectors), *softcap = scale + vectors;
   for (int i = 0; i < vectors; ++i) {
     int position = block.start + i / group - segment * SEGMENT;  // relative to the segment
     low[i] = window < 0 ? 0 : std::max(0, position - window + 1);
     high[i] = std::min(SEGMENT, position + 1);
+    float heat = temperature(call.queries, block.start + i / group);
+    scale[i] = call.queries.scale * heat;
+    softcap[i] = call.queries.cap_first ? call.queries.softcap * heat : call.queries.softcap;  // t c tanh(s/c) = tc tanh(ts/tc)
   }
   Head head = locate(call, block, segment);
   kernels().attend_segment(SegmentBlock{q, vectors, low, high, head.keys, head.key_plane, head.values, head.value_plane, cache.head_dim,
-                                        call.queries.scale, call.queries.softcap, scratch, next},
+                                        scale, softcap, scratch, next},
                            out);
 }
 

@@ -200,7 +200,7 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
   with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, folded, keys, first, last, scores); });
   for (int i = 0; i < b.count; ++i) {
     if (b.low[i] < b.high[i])
-      softmax_numerators(scores + i * SEGMENT, first, last, b.low[i], b.high[i], bias[i], b.scale, b.softcap, out.largest + i,
+      softmax_numerators(scores + i * SEGMENT, first, last, b.low[i], b.high[i], bias[i], b.scale[i], b.softcap[i], out.largest + i,
                          out.total + i);
     else
       out.total[i] = 0;

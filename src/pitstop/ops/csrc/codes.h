@@ -7,22 +7,6 @@
 
 namespace {
 
-INLINE Ints load_bytes(const uint8_t* p) {
-  Ints r;
-#if defined(__AVX512F__)
-  r.part[0] = (NativeInt)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-#elif defined(__AVX2__)
-  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = (NativeInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * WIDTH)));
-#else
-  typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
-  UNROLL for (int i = 0; i < PARTS; ++i) {
-    Bytes bytes;
-    __builtin_memcpy(&bytes, p + i * WIDTH, WIDTH);
-    r.part[i] = __builtin_convertvector(bytes, NativeInt);
-  }
-#endif
-  return r;
-}
 // Lane i is `value` where bit i of the two bytes is set, else 0; value is a power of two.
 INLINE Ints spread_bits(const uint8_t* p, int value) {
   int word = p[0] | p[1] << 8;

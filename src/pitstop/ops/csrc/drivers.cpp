@@ -1,6 +1,7 @@
 #include "drivers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <stdexcept>
 
@@ -113,6 +114,37 @@ void gelu_tanh_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int fea
   over_rows(rows, 4 * (int64_t)features, [&](int row, int count) {
     kernels().gelu_tanh_mul(gate_up + row * row_stride, row_stride, count, features, out + (ptrdiff_t)row * features);
   });
+}
+
+void gelu_erf_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
+  over_rows(rows, 32 * (int64_t)features, [&](int first, int count) {
+    for (int row = first; row < first + count; ++row) {
+      const float *gate = gate_up + row * row_stride, *up = gate + features;
+      float* to = out + (ptrdiff_t)row * features;
+      for (int i = 0; i < features; ++i) to[i] = (float)(gate[i] * 0.5 * std::erfc(gate[i] * -0.70710678118654752)) * up[i];
+    }
+  });
+}
+
+void route(const float* logits, int rows, int experts, int top_k, bool renormalise, int64_t* ids, float* weights) {
+  std::vector<char> taken(experts);
+  std::vector<double> shares(top_k);
+  for (int row = 0; row < rows; ++row, logits += experts, ids += top_k, weights += top_k) {
+    std::fill(taken.begin(), taken.end(), 0);
+    double total = 0;
+    for (int k = 0; k < top_k; ++k) {
+      int best = -1;
+      for (int e = 0; e < experts; ++e)
+        if (!taken[e] && (best < 0 || logits[e] > logits[best])) best = e;
+      taken[best] = 1;
+      ids[k] = best;
+      shares[k] = std::exp((double)logits[best] - logits[ids[0]]);
+      total += shares[k];
+    }
+    for (int e = 0; !renormalise && e < experts; ++e)
+      if (!taken[e]) total += std::exp((double)logits[e] - logits[ids[0]]);
+    for (int k = 0; k < top_k; ++k) weights[k] = (float)(shares[k] / total);
+  }
 }
 
 void softcap(const float* x, int rows, int columns, float cap, float* out) {

@@ -25,6 +25,10 @@ void rms_norm(const float* x, ptrdiff_t x_row, int rows, int heads, const float*
 void add_rms_norm(const float* x, const float* y, int rows, const float* weight, int dim, float eps, float* total, float* out);
 void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
 void gelu_tanh_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+void gelu_erf_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+// All rows contiguous: of each row of logits the `top_k` largest, in order (of equals the first), and their shares of the softmax of all,
+// or among themselves where `renormalise`.
+void route(const float* logits, int rows, int experts, int top_k, bool renormalise, int64_t* ids, float* weights);
 // All rows contiguous.
 void softcap(const float* x, int rows, int columns, float cap, float* out);
 void rotate(const float* x, ptrdiff_t x_row, int rows, const int32_t* positions, const float* cos, const float* sin, int context,
@@ -78,6 +82,8 @@ struct Queries {
   int rows, heads;
   float scale, softcap;
   int window;
+  int temperature_length = 0;  // t: scores at positions p > t count log p / log t times; 0: nowhere
+  bool cap_first = false;      // whether that comes after the soft cap
 };
 
 void append(const float* k, ptrdiff_t k_row, const float* v, ptrdiff_t v_row, int rows, const Cache& cache, const Item* items, int count);

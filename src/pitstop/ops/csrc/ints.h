@@ -53,6 +53,23 @@ INLINE Ints load_ints(const void* p) {
   UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy(&r.part[i], (const char*)p + i * WIDTH * 4, sizeof(NativeInt));
   return r;
 }
+// Sixteen unsigned bytes, one a lane.
+INLINE Ints load_bytes(const uint8_t* p) {
+  Ints r;
+#if defined(__AVX512F__)
+  r.part[0] = (NativeInt)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = (NativeInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * WIDTH)));
+#else
+  typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+  UNROLL for (int i = 0; i < PARTS; ++i) {
+    Bytes bytes;
+    __builtin_memcpy(&bytes, p + i * WIDTH, WIDTH);
+    r.part[i] = __builtin_convertvector(bytes, NativeInt);
+  }
+#endif
+  return r;
+}
 INLINE void store_ints(void* p, Ints v) {
   UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy((char*)p + i * WIDTH * 4, &v.part[i], sizeof(NativeInt));
 }
@@ -86,7 +103,14 @@ PITSTOP_LANEWISE(high_bytes, x >> 8)
 // On bytes: the low nibble of each, the high nibble of each.
 PITSTOP_LANEWISE(byte_nibbles_0, u & 0x0f0f)
 PITSTOP_LANEWISE(byte_nibbles_1, u >> 4 & 0x0f0f)
+PITSTOP_LANEWISE(minus_32, x - 32)
 #undef PITSTOP_LANEWISE
+
+// On 16-bit halves: the bits of `mask` from bit `from` on, four bits higher than there.
+INLINE Ints bits_as_high(Ints a, int from, int mask) {
+  UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] = (NativeInt)(((NativeUShort)a.part[i] >> from & (uint16_t)mask) << 4);
+  return a;
+}
 
 // Keeps a running sum where it is: compilers otherwise regroup chains of exact integer sums, and spill dozens of products.
 #if defined(__AVX512F__)

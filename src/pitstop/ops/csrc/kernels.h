@@ -25,10 +25,10 @@ struct SegmentBlock {
   const uint8_t* values;  // [128][head_dim]
   Plane value_plane;
   int head_dim;
-  float scale;
-  float softcap;   // 0: none
-  float* scratch;  // segment_scratch(count, head_dim) floats
-  Ahead next;      // the keys that will be read after this segment's
+  const float* scale;    // [count]
+  const float* softcap;  // [count], 0: none
+  float* scratch;        // segment_scratch(count, head_dim) floats
+  Ahead next;            // the keys that will be read after this segment's
 };
 
 // Softmax numerators: largest score, sum of exp(score - largest), sum of exp(score - largest) * value. `total` is 0 where nothing is seen.

@@ -70,6 +70,12 @@ void bind_rows(const Binder& bind) {
   bind("gelu_tanh_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
     gelu_tanh_mul(at<float>(gate_up), row, rows, features, at<float>(out));
   });
+  bind("gelu_erf_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
+    gelu_erf_mul(at<float>(gate_up), row, rows, features, at<float>(out));
+  });
+  bind("route", +[](Address logits, int rows, int experts, int top_k, bool renormalise, Address ids, Address weights) {
+    route(at<float>(logits), rows, experts, top_k, renormalise, at<int64_t>(ids), at<float>(weights));
+  });
   bind("softcap", +[](Address x, int rows, int columns, float cap, Address out) {
     softcap(at<float>(x), rows, columns, cap, at<float>(out));
   });
@@ -85,8 +91,9 @@ void bind_rows(const Binder& bind) {
 }
 
 void bind_packed(nb::module_& m, const Binder& bind) {
-  bind("packed_linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, int precision, Address out) {
-    packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out));
+  bind("packed_linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, int precision, Address out,
+                            int64_t out_row) {
+    packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out), out_row);
   });
   nb::call_guard<nb::gil_scoped_release> unlocked;
   m.def("packed_bytes", [](int kind, int depth, int columns) { return (columns + 15) / 16 * packed_panel_bytes(kind, depth); });
@@ -114,8 +121,9 @@ void bind_attention(const Binder& bind) {
   });
   bind("paged_attention", +[](Address q, int64_t q_row, int rows, int heads, Address tails, int slots, Address pages, int page_count,
                               int64_t page_bytes, int kv_heads, int head_dim, bool half, int keys, int values, int lead, Address items,
-                              int count, Address table, int table_size, float scale, float softcap, int window, Address out) {
-    paged_attention(Queries{at<float>(q), q_row, rows, heads, scale, softcap, window},
+                              int count, Address table, int table_size, float scale, float softcap, int window,
+                              int temperature_length, bool cap_first, Address out) {
+    paged_attention(Queries{at<float>(q), q_row, rows, heads, scale, softcap, window, temperature_length, cap_first},
                     cache_of(tails, slots, pages, page_count, page_bytes, kv_heads, head_dim, half, keys, values, lead), at<Item>(items),
                     count, at<int32_t>(table), table_size, at<float>(out));
   });

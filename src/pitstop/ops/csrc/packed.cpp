@@ -27,18 +27,19 @@ struct Cut {
   Weights kind;
   const uint8_t* w;
   float* out;
+  ptrdiff_t out_row;
 
-  Cut(int rows, int columns, int depth, int most, Weights kind, const uint8_t* w, float* out)
+  Cut(int rows, int columns, int depth, int most, Weights kind, const uint8_t* w, float* out, ptrdiff_t out_row)
       : rows(rows), columns(columns), depth(depth), tiles((rows + most - 1) / most), panels((columns + 15) / 16),
         wide((int)std::clamp<int64_t>((int64_t)panels * tiles / TASKS, 1, TASK_PANELS)), blocks((panels + wide - 1) / wide), kind(kind),
-        w(w), out(out) {}
+        w(w), out(out), out_row(out_row) {}
   int first(int tile) const { return (int)((int64_t)tile * rows / tiles); }
   int tasks() const { return tiles * blocks; }
   int64_t work() const { return (int64_t)rows * depth * columns; }
   PackedTask task(int block, int row) const {
     int panel = block * wide;
     return {kind, w + panel * panel_bytes(kind, depth), depth, std::min(wide * 16, columns - panel * 16),
-            out + (ptrdiff_t)row * columns + panel * 16, columns};
+            out + row * out_row + panel * 16, out_row};
   }
 };
 
@@ -74,11 +75,11 @@ class Quantised {
 }  // namespace
 
 void packed_linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* w, int depth, int columns, int precision,
-                   float* out) {
+                   float* out, ptrdiff_t out_row) {
   if (rows == 0) return;
   const Kernels& kernel = kernels();
   bool fp32 = (Precision)precision == Precision::fp32;
-  Cut cut(rows, columns, depth, fp32 ? FP32_ROWS : kernel.packed_rows, (Weights)kind, w, out);
+  Cut cut(rows, columns, depth, fp32 ? FP32_ROWS : kernel.packed_rows, (Weights)kind, w, out, out_row);
   if (fp32)
     return run(cut.tasks(), cut.work(), [&](int task) {
       int tile = task % cut.tiles, row = cut.first(tile), count = cut.first(tile + 1) - row;

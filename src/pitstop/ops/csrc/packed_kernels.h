@@ -1,6 +1,6 @@
-// Products of packed weights (packed.h) with quantised rows. Per output and group, ascending: the integer sum, exact; then
-// acc = fma(sum, scale * row scale, acc) and, for q4, acc = fma(minimum, row scale * row sum, acc). Nothing else touches an output, so
-// tiles may have any shape.
+// Products of packed weights (packed.h) with quantised rows. Per output and group (half a group of q6k), ascending: the integer sum, exact;
+// then acc = fma(sum, scale * row scale, acc) and, where there are minima, acc = fma(minimum, row scale * row sum, acc). Nothing else
+// touches an output, so tiles may have any shape.
 #pragma once
 
 #include "ints.h"
@@ -11,24 +11,84 @@ namespace {
 
 // ---- the weights of one group of one panel
 //
-// As bytes they are multiplied unsigned: q4 as it is, the others + 128 (OFFSET), which each row makes up for with -128 times its sum. Such
-// sums need 32 bits: where quads are summed in 16, the others go as pairs, with the same result.
+// As bytes they are multiplied unsigned: codes of 4 and 5 bits as they are, those of 8 + 128 (OFFSET), which each row makes up for with
+// -128 times its sum. Only sums of 4 bits fit in 16: where quads are summed in those, the others go as pairs, with the same result; so does
+// q6k everywhere, whose halves would need sums of their own.
 
-struct Q4 {
-  static constexpr int SIZE = 320;
-  static constexpr bool MINIMA = true, BYTES = true, OFFSET = false, PREFETCH = true;
+// Unsigned codes of 4, 5 or 6 bits.
+template <int BITS>
+struct GroupCodes {
+  static constexpr int MORE = BITS - 4, FIELDS = MORE ? 4 / MORE : 1;  // parts whose further bits lie in one vector
   const uint8_t* at;
-  INLINE static Q4 of(const uint8_t* panel, int group) { return {panel + group * SIZE}; }
-  INLINE Vec scales() const { return load((const Half*)at); }
-  INLINE Vec minima() const { return load((const Half*)at + LANES); }
   INLINE Ints pair(int part, int j) const {  // inputs 8 part + 2j and + 1, 16 bits each
-    Ints v = load_ints(at + 64 + part * 64);
-    return j == 0 ? nibbles_0(v) : j == 1 ? nibbles_1(v) : j == 2 ? nibbles_2(v) : nibbles_3(v);
+    Ints v = load_ints(at + part * 64);
+    v = j == 0 ? nibbles_0(v) : j == 1 ? nibbles_1(v) : j == 2 ? nibbles_2(v) : nibbles_3(v);
+    return with_more(v, part, j / 2 * 8, j % 2, 1);
   }
   INLINE Ints quad(int part, int j) const {  // four of the eight inputs, in the order of bytes
-    Ints v = load_ints(at + 64 + part * 64);
-    return j ? byte_nibbles_1(v) : byte_nibbles_0(v);
+    Ints v = load_ints(at + part * 64);
+    return with_more(j ? byte_nibbles_1(v) : byte_nibbles_0(v), part, 0, j, 0x0101);
   }
+
+ private:
+  INLINE Ints with_more(Ints low, int part, int byte, int nibble, int ones) const {
+    if constexpr (MORE == 0) return low;
+    Ints more = load_ints(at + 256 + part / FIELDS * 64);
+    return add(low, bits_as_high(more, byte + MORE * (part % FIELDS * 2 + nibble), ((1 << MORE) - 1) * ones));
+  }
+};
+
+template <Weights KIND, int BITS, class Number>
+struct Affine : GroupCodes<BITS> {
+  static constexpr GroupLayout LAYOUT = group_layout(KIND);
+  static constexpr bool MINIMA = true, BYTES = BITS == 4 || WIDE_QUADS, OFFSET = false, PREFETCH = true;
+  static constexpr int HALVES = 1;
+  const Number* numbers;
+  INLINE static Affine of(const uint8_t* panel, int group) {
+    const uint8_t* at = panel + group * LAYOUT.size;
+    return {{at + LAYOUT.codes_at}, (const Number*)at};
+  }
+  INLINE Vec scales(int) const { return load(numbers); }
+  INLINE Vec minima() const { return load(numbers + LANES); }
+};
+using Q4 = Affine<Weights::q4, 4, Half>;
+using Q5 = Affine<Weights::q5, 5, Half>;
+using Q4F = Affine<Weights::q4f, 4, float>;
+
+template <Weights KIND, int BITS>
+struct Nested : GroupCodes<BITS> {
+  static constexpr GroupLayout LAYOUT = group_layout(KIND);
+  static constexpr bool MINIMA = true, BYTES = BITS == 4 || WIDE_QUADS, OFFSET = false, PREFETCH = true;
+  static constexpr int HALVES = 1;
+  const Half* factors;
+  const uint8_t* numbers;
+  INLINE static Nested of(const uint8_t* panel, int group) {
+    const uint8_t* at = panel + group / 8 * LAYOUT.size;
+    return {{at + LAYOUT.codes_at + group % 8 * LAYOUT.codes}, (const Half*)at, at + 64 + group % 8 * 2 * LANES};
+  }
+  INLINE Vec scales(int) const { return mul(to_float(load_bytes(numbers)), load(factors)); }
+  INLINE Vec minima() const { return mul(to_float(load_bytes(numbers + LANES)), load(factors + LANES)); }
+};
+using Q4K = Nested<Weights::q4k, 4>;
+using Q5K = Nested<Weights::q5k, 5>;
+
+struct Q6K {
+  static constexpr GroupLayout LAYOUT = group_layout(Weights::q6k);
+  static constexpr bool MINIMA = false, BYTES = false, OFFSET = false, PREFETCH = true;
+  static constexpr int HALVES = 2;
+  const uint8_t* at;
+  const Half* factors;
+  const uint8_t* numbers;
+  INLINE static Q6K of(const uint8_t* panel, int group) {
+    const uint8_t* at = panel + group / 8 * LAYOUT.size;
+    return {at + LAYOUT.codes_at + group % 8 * LAYOUT.codes, (const Half*)at, at + 64 + group % 8 * 2 * LANES};
+  }
+  INLINE Vec scales(int half) const {
+    return mul(to_float(add(load_bytes(numbers + half * LANES), broadcast_int(-128))), load(factors));
+  }
+  INLINE Vec minima() const { return broadcast(0.0f); }
+  INLINE Ints pair(int part, int j) const { return minus_32(GroupCodes<6>{at}.pair(part, j)); }
+  INLINE Ints quad(int, int) const { return zero_ints(); }  // never asked for
 };
 
 INLINE Ints quad_at(const uint8_t* quads, int part, int j) { return load_ints(quads + (2 * part + j) * 64); }
@@ -38,36 +98,54 @@ INLINE Ints pair_at(const uint8_t* quads, int part, int j) {
 }
 
 struct Q8 {
-  static constexpr int SIZE = 544;
+  static constexpr GroupLayout LAYOUT = group_layout(Weights::q8);
   static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true, PREFETCH = false;
+  static constexpr int HALVES = 1;
   const uint8_t* at;
-  INLINE static Q8 of(const uint8_t* panel, int group) { return {panel + group * SIZE}; }
-  INLINE Vec scales() const { return load((const Half*)at); }
+  INLINE static Q8 of(const uint8_t* panel, int group) { return {panel + group * LAYOUT.size}; }
+  INLINE Vec scales(int) const { return load((const Half*)at); }
   INLINE Vec minima() const { return broadcast(0.0f); }
-  INLINE Ints pair(int part, int j) const { return pair_at(at + 32, part, j); }
-  INLINE Ints quad(int part, int j) const { return offset_bytes(quad_at(at + 32, part, j)); }
+  INLINE Ints pair(int part, int j) const { return pair_at(at + LAYOUT.codes_at, part, j); }
+  INLINE Ints quad(int part, int j) const { return offset_bytes(quad_at(at + LAYOUT.codes_at, part, j)); }
 };
 
 struct Int8 {
-  static constexpr int SIZE = 512;
+  static constexpr GroupLayout LAYOUT = group_layout(Weights::int8);
   static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true, PREFETCH = false;
+  static constexpr int HALVES = 1;
   const uint8_t *at, *panel;
-  INLINE static Int8 of(const uint8_t* panel, int group) { return {panel + 64 + group * SIZE, panel}; }
-  INLINE Vec scales() const { return load((const float*)panel); }
+  INLINE static Int8 of(const uint8_t* panel, int group) { return {panel + panel_header(Weights::int8) + group * LAYOUT.size, panel}; }
+  INLINE Vec scales(int) const { return load((const float*)panel); }
   INLINE Vec minima() const { return broadcast(0.0f); }
   INLINE Ints pair(int part, int j) const { return pair_at(at, part, j); }
   INLINE Ints quad(int part, int j) const { return offset_bytes(quad_at(at, part, j)); }
 };
 
+// What act.of<Kind>() returns for the kind's struct.
+template <class Act>
+INLINE auto by_kind(Weights kind, const Act& act) {
+  switch (kind) {
+    case Weights::q4: return act.template of<Q4>();
+    case Weights::q8: return act.template of<Q8>();
+    case Weights::int8: return act.template of<Int8>();
+    case Weights::q5: return act.template of<Q5>();
+    case Weights::q4f: return act.template of<Q4F>();
+    case Weights::q4k: return act.template of<Q4K>();
+    case Weights::q5k: return act.template of<Q5K>();
+    default: return act.template of<Q6K>();
+  }
+}
+
 // ---- one tile: up to TILE rows times one panel
 
 constexpr int PACKED_ROWS = PARTS == 1 ? 12 : PARTS == 2 ? 6 : 4;  // most rows of a tile, by what the registers hold
 
-template <bool BYTES, bool OFFSET, int R, class Kind>
-INLINE void multiply_group(const char* values, const int32_t* offsets, const Kind& w, Ints (&sums)[R]) {
-  constexpr int ROW_BYTES = BYTES ? GROUP : 2 * GROUP, STEPS = BYTES ? 2 : 4;
-  UNROLL for (int r = 0; r < R; ++r) sums[r] = BYTES && OFFSET ? broadcast_int(offsets[r]) : zero_ints();
-  for (int part = 0; part < 4; ++part) {
+// Sums over the group, or over its `half` of 16 inputs.
+template <bool BYTES, int R, class Kind>
+INLINE void multiply_group(const char* values, const int32_t* offsets, const Kind& w, int half, Ints (&sums)[R]) {
+  constexpr int ROW_BYTES = BYTES ? GROUP : 2 * GROUP, STEPS = BYTES ? 2 : 4, PARTS_SUMMED = 4 / Kind::HALVES;
+  UNROLL for (int r = 0; r < R; ++r) sums[r] = BYTES && Kind::OFFSET ? broadcast_int(offsets[r]) : zero_ints();
+  for (int part = half * PARTS_SUMMED; part < (half + 1) * PARTS_SUMMED; ++part) {
     UNROLL for (int j = 0; j < STEPS; ++j) {
       Ints weights = BYTES ? w.quad(part, j) : w.pair(part, j);
       UNROLL for (int r = 0; r < R; ++r) {
@@ -101,14 +179,16 @@ INLINE void packed_tile(const PackedTask& t, const Activations& x, int panel) {
   for (int group = 0; group < t.depth / GROUP; ++group) {
     Kind w = Kind::of(base, group);
     if constexpr (Kind::PREFETCH) {
-      UNROLL for (int line = 0; line < Kind::SIZE; line += 64) __builtin_prefetch(w.at + AHEAD + line);
+      UNROLL for (int line = 0; line < Kind::LAYOUT.size / Kind::LAYOUT.groups; line += 64) __builtin_prefetch(w.at + AHEAD + line);
     }
-    Ints sums[R];
-    multiply_group<BYTES, Kind::OFFSET>(values, offsets, w, sums);
-    Vec scale = w.scales(), minimum = w.minima();
-    UNROLL for (int r = 0; r < R; ++r) {
-      acc[r] = fma(to_float(sums[r]), mul(scale, broadcast(scales[r])), acc[r]);
-      if (Kind::MINIMA) acc[r] = fma(minimum, broadcast(row_sums[r]), acc[r]);
+    UNROLL for (int half = 0; half < Kind::HALVES; ++half) {
+      Ints sums[R];
+      multiply_group<BYTES>(values, offsets, w, half, sums);
+      Vec scale = w.scales(half), minimum = w.minima();
+      UNROLL for (int r = 0; r < R; ++r) {
+        acc[r] = fma(to_float(sums[r]), mul(scale, broadcast(scales[r])), acc[r]);
+        if (Kind::MINIMA) acc[r] = fma(minimum, broadcast(row_sums[r]), acc[r]);
+      }
     }
     values += R * GROUP * (BYTES ? 1 : 2), scales += R, row_sums += R, offsets += R;
   }
@@ -126,43 +206,49 @@ INLINE void packed_by(const PackedTask& t, const Activations& x) {
   if constexpr (R > 1) packed_by<Kind, BYTES, R - 1>(t, x);
 }
 
-template <class Kind>
-void packed_of(const PackedTask& t, const Activations& x) {
-  if constexpr (Kind::BYTES) {
-    if (x.bytes) return packed_by<Kind, true>(t, x);
+struct Multiply {
+  const PackedTask& t;
+  const Activations& x;
+  template <class Kind>
+  INLINE void of() const {
+    if constexpr (Kind::BYTES) {
+      if (x.bytes) return packed_by<Kind, true>(t, x);
+    }
+    packed_by<Kind, false>(t, x);
   }
-  packed_by<Kind, false>(t, x);
-}
+};
+void packed_linear(const PackedTask& t, const Activations& x) { by_kind(t.kind, Multiply{t, x}); }
 
-void packed_linear(const PackedTask& t, const Activations& x) {
-  if (t.kind == Weights::q4) return packed_of<Q4>(t, x);
-  if (t.kind == Weights::q8) return packed_of<Q8>(t, x);
-  packed_of<Int8>(t, x);
-}
-
-bool takes_bytes(Weights kind) { return kind == Weights::q4 ? Q4::BYTES : Q8::BYTES; }
+struct TakesBytes {
+  template <class Kind>
+  INLINE bool of() const {
+    return Kind::BYTES;
+  }
+};
+bool takes_bytes(Weights kind) { return by_kind(kind, TakesBytes{}); }
 
 // ---- fp32: a group is dequantised, then goes through the fp32 tiles
 
 // Inputs 2p and 2p + 1 come in one step: out [32][16].
-template <class Kind>
-INLINE void dequantize(const Kind& w, float* out) {
-  Vec scale = w.scales(), minimum = w.minima();
-  for (int p = 0; p < GROUP / 2; ++p) {
-    int32_t lanes[LANES], low[LANES], high[LANES];
-    store_ints(lanes, w.pair(p / 4, p % 4));
-    for (int i = 0; i < LANES; ++i) low[i] = (int16_t)lanes[i], high[i] = lanes[i] >> 16;
-    Vec even = mul(to_float(load_ints(low)), scale), odd = mul(to_float(load_ints(high)), scale);
-    store(out + 2 * p * LANES, Kind::MINIMA ? add(even, minimum) : even);
-    store(out + (2 * p + 1) * LANES, Kind::MINIMA ? add(odd, minimum) : odd);
+struct Dequantize {
+  const uint8_t* panel;
+  int group;
+  float* out;
+  template <class Kind>
+  INLINE void of() const {
+    Kind w = Kind::of(panel, group);
+    for (int p = 0; p < GROUP / 2; ++p) {
+      int32_t lanes[LANES], low[LANES], high[LANES];
+      store_ints(lanes, w.pair(p / 4, p % 4));
+      for (int i = 0; i < LANES; ++i) low[i] = (int16_t)lanes[i], high[i] = lanes[i] >> 16;
+      Vec scale = w.scales(p * Kind::HALVES * 2 / GROUP), minimum = w.minima();
+      Vec even = mul(to_float(load_ints(low)), scale), odd = mul(to_float(load_ints(high)), scale);
+      store(out + 2 * p * LANES, Kind::MINIMA ? add(even, minimum) : even);
+      store(out + (2 * p + 1) * LANES, Kind::MINIMA ? add(odd, minimum) : odd);
+    }
   }
-}
-
-void dequantize_group(Weights kind, const uint8_t* panel, int group, float* out) {
-  if (kind == Weights::q4) return dequantize(Q4::of(panel, group), out);
-  if (kind == Weights::q8) return dequantize(Q8::of(panel, group), out);
-  dequantize(Int8::of(panel, group), out);
-}
+};
+void dequantize_group(Weights kind, const uint8_t* panel, int group, float* out) { by_kind(kind, Dequantize{panel, group, out}); }
 
 void packed_linear_fp32(const PackedTask& t, const float* x, ptrdiff_t x_row, int rows, float* scratch) {
   float *weights = scratch, *acc = scratch + GROUP * LANES;

@@ -20,20 +20,31 @@ _FLOATS = {kind: number for number, kind in enumerate(FLOATS)}
 def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor | Declined:
     if reason := refuse(x=x):
         return reason
-    kind, depth, columns, data = weight.kind, weight.in_features, weight.out_features, weight.data.data_ptr()
     x = strided(x)
-    rows = len(x)
+    rows, columns = len(x), weight.out_features
     out = dispatch.empty(rows, columns)
-    if kind in QUANTIZED:
-        precision = PRECISIONS[weight.activations]
-        dispatch.native.packed_linear(x.data_ptr(), x.stride(0), rows, QUANTIZED[kind], data, depth, columns, precision, out.data_ptr())
-    elif kind in _FLOATS:
-        dispatch.native.linear(x.data_ptr(), x.stride(0), rows, _FLOATS[kind], data, depth, columns, out.data_ptr())
+    if weight.kind in _FLOATS:
+        kind, data, depth = _FLOATS[weight.kind], weight.data.data_ptr(), weight.in_features
+        dispatch.native.linear(x.data_ptr(), x.stride(0), rows, kind, data, depth, columns, out.data_ptr())
+    elif weight.kind in QUANTIZED:
+        _quantised(x, weight, out, 0)
+    elif weight.kind == "stack":
+        first = 0
+        for part in weight.parts:
+            _quantised(x, part, out, first)
+            first += part.out_features
     else:
-        return Declined(f"packed as {kind}")
+        return Declined(f"packed as {weight.kind}")
     if weight.bias is not None:
         dispatch.native.add_bias(out.data_ptr(), rows, columns, weight.bias.data_ptr())
     return out
+
+
+def _quantised(x: torch.Tensor, weight: PackedLinear, out: torch.Tensor, first: int) -> None:
+    """Into the columns of `out` from `first` on."""
+    kind, precision, address = QUANTIZED[weight.kind], PRECISIONS[weight.activations], out.data_ptr() + 4 * first
+    size = weight.data.data_ptr(), weight.in_features, weight.out_features
+    dispatch.native.packed_linear(x.data_ptr(), x.stride(0), len(x), kind, *size, precision, address, out.shape[1])
 
 
 def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor | Declined:

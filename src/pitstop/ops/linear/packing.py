@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,22 +17,37 @@ from pitstop.ops.dispatch import native
 PANEL = 16
 """Output columns of one panel."""
 GROUP = 32
-"""Inputs that share a scale."""
+"""Inputs whose products are summed as integers."""
 
-Kind = Literal["rows", "panels", "f16", "bf16", "q4", "q8", "int8"]
+Kind = Literal["rows", "stack", "panels", "f16", "bf16", "q4", "q8", "int8", "q5", "q4f", "q4k", "q5k", "q6k"]
 Precision = Literal["int16", "int8", "fp32"]
 
-QUANTIZED = {"q4": 0, "q8": 1, "int8": 2}
+QUANTIZED = {"q4": 0, "q8": 1, "int8": 2, "q5": 3, "q4f": 4, "q4k": 5, "q5k": 6, "q6k": 7}
 """Kinds of integers with scales, by their number in csrc/packed.h."""
 FLOATS = {"panels": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 """Kinds of floating-point panels."""
 PRECISIONS: dict[str, int] = {"int16": 0, "int8": 1, "fp32": 2}
 
-_BLOCKS = {"Q4_0": (0, "q4"), "Q4_1": (1, "q4"), "Q8_0": (2, "q8")}
+_BLOCKS = {
+    "Q4_0": (0, "q4"),
+    "Q4_1": (1, "q4"),
+    "Q8_0": (2, "q8"),
+    "Q5_0": (3, "q5"),
+    "Q5_1": (4, "q5"),
+    "Q4_F": (5, "q4f"),
+    "Q4_K": (6, "q4k"),
+    "Q5_K": (7, "q5k"),
+    "Q6_K": (8, "q6k"),
+}
+"""From how a matrix is stored to its number in csrc/packed_drivers.h and the kind that it becomes. Q4_F is Q4_1 with fp32 numbers."""
+_INT8 = "I8"
+"""Rows of an fp32 scale and int8 values."""
+_NESTED = ("q4k", "q5k", "q6k")
+_NESTED_WIDTH = 256
 
 
 class Stored(Protocol):
-    """A matrix as a model file holds it: `kind` in GGUF's names, `shape` [out, in], `data` its bytes."""
+    """A matrix as a model file holds it: `kind` in GGUF's names (or of _BLOCKS), `shape` [out, in], `data` its bytes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -45,8 +61,9 @@ class PackedLinear:
     """A weight matrix [out_features, in_features] in the layout that its device's kernels read. Make it with `pack` or `pack_stored`.
 
     kind "panels", "f16", "bf16": data [ceil(out / 16), in, 16] of fp32, fp16 or bf16, output columns padded with zeros, so that 16 outputs
-    are reduced side by side, each in the order of `in`. "q4", "q8", "int8": data uint8, the layout of csrc/packed.h, 4 or 8 bits a weight
-    with a scale (and for q4 a minimum) for each 32, or for int8 each output. "rows": data fp32 [out, in], as torch has it (CUDA).
+    are reduced side by side, each in the order of `in`. The QUANTIZED kinds: data uint8, the layout of csrc/packed.h, codes of 4 to 8 bits
+    with a scale (and for most a minimum) for each 32, of q6k for each 16, of int8 for each output. "stack": `parts` of other kinds, one
+    after the other by rows; data is empty. "rows": data fp32 [out, in], as torch has it (CUDA).
     activations: what a quantised kind is multiplied by: integers of 16 or 8 bits with an fp32 scale for each 32, or fp32 as they are.
     bias: [out] fp32, added to every row of the product, or None.
     """
@@ -57,6 +74,7 @@ class PackedLinear:
     data: torch.Tensor
     activations: Precision = "int16"
     bias: torch.Tensor | None = None
+    parts: tuple[PackedLinear, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kind}[{self.out_features}, {self.in_features}] on {self.data.device}"
@@ -98,24 +116,38 @@ def pack_int8(values: torch.Tensor, scales: torch.Tensor, activations: Precision
 def pack_stored(parts: Sequence[Stored], device: str, activations: Precision = "int16") -> PackedLinear:
     """Matrices [out, in] of one width, stacked by rows → packed for `device`, in their stored precision where kernels for it are active.
 
-    Parts of several kinds, and every kind where the reference runs, become fp32.
+    Quantised parts of several kinds become a stack. Floating-point parts of several kinds, mixtures of both, what no layout holds exactly,
+    and every kind where the reference runs, become fp32.
     """
     if device == "cpu" and "cpu" in dispatch.active():
         kinds = {part.kind for part in parts}
-        if kinds <= {"Q4_0", "Q4_1"} or kinds == {"Q8_0"}:
-            if packed := _pack_blocks(parts, activations):
+        if kinds <= {*_BLOCKS, _INT8}:
+            if packed := _pack_quantised(parts, activations):
                 return packed
         elif len(kinds) == 1 and kinds <= {"F16", "BF16"}:
             return pack(_stack([_half(part) for part in parts]))
     return pack(_stack([torch.from_numpy(np.require(part.dequantize(), requirements="W")) for part in parts]).to(device))
 
 
+def _pack_quantised(parts: Sequence[Stored], activations: Precision) -> PackedLinear | None:
+    """Neighbours of one kind together. None where a layout cannot hold one of them exactly."""
+    packed = []
+    for kind, neighbours in groupby(parts, lambda part: "int8" if part.kind == _INT8 else _BLOCKS[part.kind][1]):
+        if (piece := (_pack_rows if kind == "int8" else _pack_blocks)(list(neighbours), activations)) is None:
+            return None
+        packed.append(piece)
+    if len(packed) == 1:
+        return packed[0]
+    out_features, in_features = sum(part.out_features for part in packed), packed[0].in_features
+    return PackedLinear("stack", out_features, in_features, torch.empty(0, dtype=torch.uint8), activations, parts=tuple(packed))
+
+
 def _pack_blocks(parts: Sequence[Stored], activations: Precision) -> PackedLinear | None:
-    """None for a matrix that the layout cannot hold exactly."""
-    in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
-    if in_features % GROUP:
-        return None
+    """Of one packed kind. None for a matrix that the layout cannot hold exactly."""
     kind = _BLOCKS[parts[0].kind][1]
+    in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
+    if in_features % (_NESTED_WIDTH if kind in _NESTED else GROUP):
+        return None
     data, first = _empty(kind, out_features, in_features), 0
     for part in parts:
         stored = np.ascontiguousarray(part.data)
@@ -123,6 +155,14 @@ def _pack_blocks(parts: Sequence[Stored], activations: Precision) -> PackedLinea
             return None
         first += part.shape[0]
     return PackedLinear(kind, out_features, in_features, data, activations)
+
+
+def _pack_rows(parts: Sequence[Stored], activations: Precision) -> PackedLinear | None:
+    """Of int8 with an fp32 scale before each row. None for a width that the layout does not have."""
+    if parts[0].shape[1] % GROUP:
+        return None
+    data = torch.from_numpy(np.concatenate([part.data for part in parts]))
+    return pack_int8(data[:, 4:].view(torch.int8), data[:, :4].contiguous().view(torch.float32).flatten(), activations)
 
 
 def _empty(kind: str, out_features: int, in_features: int) -> torch.Tensor:

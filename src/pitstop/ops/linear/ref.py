@@ -28,6 +28,8 @@ def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+    if weight.kind == "stack":
+        return torch.cat([_product(x, part) for part in weight.parts], dim=1)
     if weight.kind in FLOATS:
         panels = weight.data.float()
         return rowwise(lambda row: torch.matmul(row, panels).transpose(0, 1).flatten(1)[:, : weight.out_features], x)
@@ -66,27 +68,61 @@ def dequantize(weight: PackedLinear) -> torch.Tensor:
         return weight.data
     if weight.kind in FLOATS:
         return weight.data.float().transpose(1, 2).flatten(0, 1)[: weight.out_features]
+    if weight.kind == "stack":
+        return torch.cat([dequantize(part) for part in weight.parts])
     panels, groups = -(-weight.out_features // PANEL), weight.in_features // GROUP
     data = weight.data.view(panels, -1)
     if weight.kind == "int8":
         scales, data = data[:, : 4 * PANEL].contiguous().view(torch.float32)[:, None, :, None], data[:, 4 * PANEL :]
-    data = data.view(panels, groups, -1)
-    if weight.kind == "q4":
-        halves = data[..., : 4 * PANEL].contiguous().view(torch.float16).float().unflatten(2, (2, PANEL))
-        scales, minima = halves[..., 0, :, None], halves[..., 1, :, None]
-        values = _nibbles(data[..., 4 * PANEL :]) * scales + minima
+        values = _bytes(data.view(panels, groups, -1)) * scales
+    elif weight.kind in NESTED:
+        values = _nested(weight.kind, data.view(panels, groups // 8, -1))
     else:
-        if weight.kind == "q8":
-            scales, data = data[..., : 2 * PANEL].contiguous().view(torch.float16).float()[..., None], data[..., 2 * PANEL :]
-        values = _bytes(data) * scales
+        values = _plain(weight.kind, data.view(panels, groups, -1))
     return values.transpose(1, 2).reshape(panels * PANEL, -1)[: weight.out_features]
 
 
-def _nibbles(data: torch.Tensor) -> torch.Tensor:
-    """[panels, groups, 256] → [panels, groups, 16, 32]: nibble j of a lane's low 16 bits is input 2j, of its high 16 bits 2j + 1."""
-    lanes = data.unflatten(2, (4, PANEL, 2, 2)).int()  # part, column, low or high half, byte
-    nibbles = torch.stack([lanes & 15, lanes >> 4], dim=-1).flatten(-2)  # part, column, half, j
-    return nibbles.permute(0, 1, 3, 2, 5, 4).flatten(3).float()
+NESTED = {"q4k": 4, "q5k": 5, "q6k": 6}
+"""Bits of their codes."""
+_PLAIN = {"q4": (4, torch.float16), "q5": (5, torch.float16), "q4f": (4, torch.float32)}
+
+
+def _plain(kind: str, data: torch.Tensor) -> torch.Tensor:
+    """[panels, groups, bytes of a group] → [panels, groups, 16, 32]."""
+    if kind == "q8":
+        return _bytes(data[..., 2 * PANEL :]) * data[..., : 2 * PANEL].contiguous().view(torch.float16).float()[..., None]
+    bits, dtype = _PLAIN[kind]
+    size = 2 * PANEL * dtype.itemsize
+    scales, minima = data[..., :size].contiguous().view(dtype).float().unflatten(2, (2, PANEL, 1)).unbind(2)
+    return _codes(data[..., size:], bits) * scales + minima
+
+
+def _nested(kind: str, data: torch.Tensor) -> torch.Tensor:
+    """[panels, groups / 8, bytes of eight groups] → [panels, groups, 16, 32]."""
+    factors = data[..., : 4 * PANEL].contiguous().view(torch.float16).float().unflatten(2, (2, 1, PANEL, 1))
+    numbers = data[..., 4 * PANEL : 20 * PANEL].float().unflatten(2, (8, 2, PANEL, 1))
+    codes = _codes(data[..., 20 * PANEL :].unflatten(2, (8, -1)).flatten(1, 2), NESTED[kind]).unflatten(1, (-1, 8))
+    if kind == "q6k":
+        scales = (numbers - 128).movedim(3, 4) * factors[:, :, 0, :, :, None]  # group, column, half
+        values = ((codes - 32).unflatten(4, (2, -1)) * scales).flatten(4)
+    else:
+        values = codes * (numbers[:, :, :, 0] * factors[:, :, 0]) + numbers[:, :, :, 1] * factors[:, :, 1]
+    return values.flatten(1, 2)
+
+
+def _codes(data: torch.Tensor, bits: int) -> torch.Tensor:
+    """Of 4, 5 or 6 bits, [panels, groups, bytes] → [panels, groups, 16, 32].
+
+    Nibble j of a lane's low 16 bits is input 2j, of its high 16 bits 2j + 1.
+    """
+    lanes = data[..., :256].unflatten(2, (4, PANEL, 2, 2)).int()  # part, column, low or high half, byte
+    nibbles = torch.stack([lanes & 15, lanes >> 4], dim=-1)
+    if more := bits - 4:
+        lanes = data[..., 256:].unflatten(2, (more, PANEL, 2, 2)).int()
+        fields = torch.stack([lanes >> shift & (1 << more) - 1 for shift in range(0, 8, more)], dim=-1)  # part of the vector and nibble
+        further = fields.unflatten(-1, (-1, 2)).movedim(-2, 3).flatten(2, 3)
+        nibbles = nibbles + (further << 4)
+    return nibbles.flatten(-2).permute(0, 1, 3, 2, 5, 4).flatten(3).float()
 
 
 def _bytes(data: torch.Tensor) -> torch.Tensor:
