@@ -95,7 +95,8 @@ async def serving(kit: Kit, *options: str, saboteur: bool = False) -> AsyncItera
     try:
         await until(lambda: _came_up(server), START_TIMEOUT)
         if process.returncode is not None:
-            sys.exit(f"the server ended with status {process.returncode}:\n{server.log.read_text()}")
+            words = "\n".join(line for line in server.log.read_text().splitlines() if "/readyz" not in line)
+            sys.exit(f"the server ended with status {process.returncode}:\n{words}")
         yield server
     finally:
         await server.http.aclose()

@@ -129,8 +129,10 @@ def _judge(kit: Kit, records: list[Record], first: float, spans: dict[str, tuple
     phases |= {name: [record for record in records if record.intended < end and record.end > start] for name, (start, end) in spans.items()}
     p95 = {name: percentile([record.end - record.intended for record in group], 95) for name, group in phases.items() if group}
     for name in spans:
+        if len(phases[name]) < AT_LEAST:
+            reason = f"{len(phases[name])} requests fell into it: too few for a verdict"
+            kit.promise(f"{name}: p95 within {SLOWER:g} times", True, reason)
+            continue
         counts = f"{show(p95[name])} of {len(phases[name])} requests, before {show(p95['before'])} of {len(phases['before'])}"
-        enough = len(phases[name]) >= AT_LEAST
-        counts += "" if enough else f"; fewer than {AT_LEAST}: no verdict"
-        kit.promise(f"{name}: p95 within {SLOWER:g} times", p95[name] < SLOWER * p95["before"] or not enough, counts)
+        kit.promise(f"{name}: p95 within {SLOWER:g} times", p95[name] < SLOWER * p95["before"], counts)
     kit.figures |= {"requests": len(records), "failed": len(failed), "p95_s": {name: round(value, 3) for name, value in p95.items()}}
