@@ -2,7 +2,7 @@
 
 First the ceilings: read bandwidth (a sum over memory far larger than any cache) and torch's fp32 GEMM. Then, for each instruction set,
 GB/s of weights at M = 1 and GOPS (a multiply and an add are two) at M = 4 to 512. At M = 1 the calls of a whole model follow each other, so
-that every weight comes from memory; the vocabulary head is one of them.
+that every weight comes from memory; the vocabulary head is one of them. Kinds in blocks of 256 have widths of the next multiple.
 
 Run it on an idle machine: `python bench/linear.py [--threads N] [--seconds S] [--isa NAME …]`. The last line is JSON.
 """
@@ -19,6 +19,7 @@ from pitstop.config import usable_cores
 from pitstop.ops import dispatch
 from pitstop.ops.linear import PackedLinear, linear
 from pitstop.ops.linear.packing import QUANTIZED
+from pitstop.ops.linear.ref import NESTED
 
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 HEAD = (49152, 576)
@@ -29,6 +30,8 @@ ROWS = (4, 8, 32, 128, 512)
 def weights(kind: str, precision: str, layers: int, head: bool) -> list[PackedLinear]:
     """Random weights: their values do not change the time."""
     shapes = [*(LAYER * layers), *([HEAD] if head else [])]
+    if kind in NESTED:
+        shapes = [(o, -(-i // 256) * 256) for o, i in shapes]
     number = QUANTIZED[kind]
     data = [torch.randint(0, 8, (dispatch.native.packed_bytes(number, i, o),), dtype=torch.uint8) for o, i in shapes]
     return [PackedLinear(kind, o, i, block, precision) for (o, i), block in zip(shapes, data, strict=True)]
