@@ -23,8 +23,8 @@ class Records:
         self._writing: set[asyncio.Task[Path]] = set()
 
     def keep(self, member: Member, entries: Sequence[Entry]) -> None:
-        """Write down what a worker was doing when it died; `entries` are those that it had."""
-        if not self._config.crash_dir:
+        """Write down what a worker was doing when it died; `entries` are those that it had. A worker that ran none leaves nothing."""
+        if not self._config.crash_dir or not member.last_plans:
             return
         prompts = self._config.record_prompts
         requests = {entry.request.id: crash.recorded(entry.request, entry.emitted, prompts) for entry in entries}
