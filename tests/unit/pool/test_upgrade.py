@@ -277,6 +277,21 @@ async def test_what_waits_with_the_old_words_waits_for_the_old_worker():
 
 
 @run
+async def test_what_waits_for_a_worker_that_is_dead_goes_to_the_new_one():
+    async with running_pool(restart_backoff=20) as pool:
+        (old,) = pool.members
+        waiting = ask(pool, "#hold##say late#")
+        new = pool.add_member(old.config)
+        await new.ready()
+        os.kill(old.pid, signal.SIGKILL)
+        await until(lambda: not old.up)
+        pool.promote(new, replacing=old)
+        pool.retire(old)
+        assert list(new.entries) == waiting.ids
+        waiting.cancel()
+
+
+@run
 async def test_several_workers_are_replaced_one_after_the_other():
     async with running_pool(workers=2) as pool, loaded(pool):
         first, second = pool.members

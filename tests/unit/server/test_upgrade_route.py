@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pools import running_pool, toy_model
 from servers import Server, assert_books_balance, fake_server, refused, until
 from typer.testing import CliRunner
 
 from pitstop.cli import app
-from pitstop.errors import PitstopError
+from pitstop.config import ServerConfig
+from pitstop.errors import InvalidRequest, PitstopError
+from pitstop.pool import Pool, Served
+from pitstop.server import Service
+from pitstop.server.generation import for_served
 
 ENDS = ("done", "rolled_back", "cancelled")
 
@@ -165,3 +171,42 @@ def test_the_command_says_what_to_do_where_there_is_no_such_server():
 
 def test_reports_are_json(server: Server):
     assert json.loads(cli(server, "--json")[1])["state"] == "done"
+
+
+def test_what_was_prepared_for_the_model_before_is_prepared_again():
+    """A switch while a request is tokenised: the old words, and errors that come of the mixture, are forgotten."""
+
+    async def check() -> None:
+        service = Service(ServerConfig("toy"))
+        async with running_pool() as pool:
+            old, new = pool.served, []
+
+            def work(served: Served) -> Served:
+                if served.texts is old.texts:
+                    new.append(asyncio.run_coroutine_threadsafe(_switch(pool), loop).result(20))
+                    if failing:
+                        raise InvalidRequest("there is no such token")
+                return served
+
+            loop = asyncio.get_running_loop()
+            for failing in (False, True):  # noqa: B007  read by work
+                old = pool.served
+                assert (await for_served(service, pool, work)).texts is pool.texts is not old.texts
+            with pytest.raises(InvalidRequest):
+                await for_served(service, pool, _refuse)
+
+    asyncio.run(asyncio.wait_for(check(), 30))
+
+
+async def _switch(pool: Pool) -> None:
+    (old,) = pool.members
+    model = "toy" if pool.texts.digest == "alien" else "alien"
+    new = pool.add_member(old.config, texts=toy_model(model).texts)
+    await new.ready()
+    pool.promote(new, replacing=old)
+    pool.retire(old)
+    await old.gone.wait()
+
+
+def _refuse(served: Served) -> None:
+    raise InvalidRequest("no")
