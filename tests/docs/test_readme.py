@@ -52,6 +52,7 @@ KINDS = (
     r"curl ",
     PITSTOP + "kv-report",
     PITSTOP + "verify ",
+    PITSTOP + "upgrade ",
 )
 
 
@@ -236,6 +237,12 @@ def test_verify(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "verify-report").iterdir()} == {"report.html", "report.json", "junit.xml", "again.html"}
     for tier in ("functional", "load", "soak"):
         assert f'id="{tier}"' in (tmp_path / "verify-report" / "again.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", matching(KINDS[8]))
+def test_upgrade(command: str) -> None:
+    with fake_server("--admin") as server:
+        assert run([*own_process(command), "--url", server.url]).endswith("Done: the new worker serves.\n")
 
 
 @pytest.mark.model

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from pitstop.engine.protocol import Ready
 from pitstop.models.weights import fetch
-from pitstop.models.weights.source import ModelSource, open_model
+from pitstop.models.weights.source import open_model
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
 
@@ -33,7 +34,7 @@ class Served(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """context: the model's own, in tokens. stored, wide: bytes of its weights, in the file's precision and in fp32."""
+    """context: the model's own, in tokens. stored, wide: bytes of its weights, as they lie in files and in fp32."""
 
     path: str
     texts: Texts
@@ -49,13 +50,10 @@ def read_model(name_or_path: str) -> Opened:
     tokenizer = Tokenizer(vocabulary)
     digest = hashlib.sha256(msgspec.json.encode(vocabulary)).hexdigest()
     texts = Texts(tokenizer, ChatTemplate(vocabulary.chat_template, tokenizer), digest)
-    return Opened(str(path), texts, source.config.context, *_sizes(source))
+    wide = 4 * sum(map(math.prod, source.config.tensors().values()))
+    return Opened(str(path), texts, source.config.context, _bytes(path), wide)
 
 
-def _sizes(source: ModelSource) -> tuple[int, int]:
-    stored = wide = 0
-    for name, shape in source.config.tensors().items():
-        full = 4 * math.prod(shape)
-        wide += full
-        stored += min(full, source.tensor(name, shape).data.nbytes)
-    return stored, wide
+def _bytes(path: Path) -> int:
+    """Of a file, or of all files in a folder."""
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
