@@ -35,8 +35,9 @@ def test_what_lasts_is_caught_and_what_does_not_passes():
         outcome = soak.run(connect(server.url), SoakLimits(memory_kb_per_request=None), soak.Plan(seconds=8), report=seen.append)
     assert [failed.name for failed in outcome.failures] == ["soak.handles", "soak.threads", "soak.drifted_answers"], outcome.failures
     first, last = outcome.figures["first"], outcome.figures["last"]
-    assert last["handles"] - first["handles"] >= outcome.figures["requests"] // 40
-    assert last["threads"] - first["threads"] >= outcome.figures["requests"] // 50
+    unsure = 2  # of them: what was aborted before the server saw it counts as a request, and a connection more or less is open
+    assert last["handles"] - first["handles"] >= outcome.figures["requests"] // 40 - unsure
+    assert last["threads"] - first["threads"] >= outcome.figures["requests"] // 50 - unsure
     assert "instead of" in check(outcome, "drifted_answers").reason
     tally = outcome.figures["tally"]
     assert sum(count for name, count in tally.items() if name not in ("canaries", "drifted")) == outcome.figures["requests"]
