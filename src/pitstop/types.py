@@ -19,6 +19,8 @@ SEGMENT = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_GRAMMAR = 1 << 20
+"""Characters of a grammar."""
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
@@ -33,6 +35,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     `temperature` < 1e-5, else temperature, top_k, top_p, min_p and one draw that depends on (seed, choice, position) only.
     `logprobs` = None: none; k ≥ 0: the chosen token's and the k likeliest tokens' log-probabilities, of the model's own distribution
     (before bias, penalties and temperature). `prompt_logprobs` likewise for every prompt token but the first.
+    `grammar`: what the answer is derived from (`pitstop.guide` writes and reads such strings), "": anything. Applied after min_tokens: what
+    the grammar does not allow next has no probability. An end token can come only when the answer is complete; when nothing can follow, the
+    answer ends by itself. Stop strings and stop_token_ids end it wherever they come.
     """
 
     temperature: float = 1.0
@@ -51,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
@@ -73,6 +79,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise InvalidRequest(f"each stop string has 1 to {MAX_STOP_LENGTH} characters, got {len(text)}", "stop")
+        if self.grammar:
+            self._check_grammar()
+
+    def _check_grammar(self) -> None:
+        """A complete answer that may not end has no way on."""
+        if len(self.grammar) > MAX_GRAMMAR:
+            raise InvalidRequest(f"the grammar has {len(self.grammar)} characters, {MAX_GRAMMAR} at most are taken", "grammar")
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise InvalidRequest(f"{name}: an answer of a given form ends when it is complete; leave it out", name)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` if a token id lies outside [0, vocab_size)."""

@@ -1,0 +1,1 @@
+"""Answers of a given form: grammars, what they allow next, and JSON schemas."""
