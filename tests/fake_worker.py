@@ -227,7 +227,11 @@ class Model:
         self.generated += not sequence.request.probe
         if self.options.random:
             return random.randrange(VOCABULARY)
-        return token + 1 if self.options.wrong or self.options.poison.exists() else token
+        return token + 1 if self.options.wrong or self.poisoned(sequence) else token
+
+    def poisoned(self, sequence: Sequence) -> bool:
+        poison = self.options.poison
+        return poison.exists() and (sequence.request.probe or poison.read_text() != "probes")
 
     def logprob(self, token: int, top: int) -> Logprob:
         others = [(token + i) % self.tokenizer.vocab_size for i in range(top)]
@@ -252,7 +256,8 @@ def main() -> None:
     parser.add_argument("--stray", action="store_true", help="precede every step by a false one of another incarnation")
     parser.add_argument("--slow-start", type=float, default=0)
     parser.add_argument("--perturb", type=float, default=0.0, help="noise in the logits of scores")
-    parser.add_argument("--poison", type=Path, default=Path("/nonexistent"), help="while this file exists, every token is a wrong one")
+    poison = "while this file exists, every token is a wrong one; those of probes only, if it says so"
+    parser.add_argument("--poison", type=Path, default=Path("/nonexistent"), help=poison)
     parser.add_argument("fd", type=int)
     parser.add_argument("--protocol", type=int, default=PROTOCOL)
     parser.add_argument("--context", type=int, default=CONTEXT)

@@ -96,7 +96,8 @@ class Dispatch:
             if entry.request.id in struck or (not struck and entry.stage == "running"):
                 entry.deaths += 1
                 entry.crashes += member.crashed
-            entry.tainted = member.condemned and bool(entry.emitted)
+            if member.condemned:
+                entry.begin_again()
             self._journal.move(entry, "queued")
             if entry.paused_at is None:
                 entry.paused_at = now
@@ -104,8 +105,6 @@ class Dispatch:
     @staticmethod
     def verdict(entry: Entry) -> PitstopError | None:
         """Why a choice whose worker died is not tried again, if so. Those that only waited there are innocent."""
-        if entry.tainted:
-            return WorkerDied(f"The worker that ran {entry.request.id} turned out to compute wrongly; try again.")
         if entry.crashes >= MAX_CRASHES:
             return Quarantined(f"Workers crashed {entry.crashes} times while they ran {entry.request.id}; it is not tried again.")
         if entry.deaths >= MAX_ATTEMPTS:
@@ -124,5 +123,5 @@ class Dispatch:
         the others go to those that take new requests, if they can.
         """
         present = [member for member in self._members if (member.routed or member.life == "retiring") and member.suits(entry)]
-        equal = [member for member in present if member.numerics == entry.numerics] if entry.emitted else []
+        equal = [member for member in present if member.numerics == entry.numerics] if entry.begun else []
         return equal or [member for member in present if member.routed] or present

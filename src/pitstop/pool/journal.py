@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from pitstop.pool.drain import DrainRate
-from pitstop.pool.stream import Stream
+from pitstop.pool.recheck import Recheck
+from pitstop.pool.stream import Delta, Stream
 from pitstop.pool.texts import Texts
 from pitstop.text.stream import TextStream
 from pitstop.types import FinishReason, Request
@@ -36,12 +37,13 @@ class Entry:
 
     texts: the words of the model that it was prepared for. text: what has become of its tokens so far; a reader thread's while a worker
     runs the choice. member: whose worker that is, None while no worker is there. numerics: by which arithmetic the tokens so far came.
+    told: what its client has got. recheck: while a beginning that came from a worker which computed wrongly is computed again.
     """
 
     request: Request
     stream: Stream
     texts: Texts | None = None
-    text: TextStream | None = None
+    text: TextStream | None = field(init=False, default=None)
     member: Member | None = None
     stage: Stage = "queued"
     emitted: list[int] = field(default_factory=list)
@@ -52,8 +54,28 @@ class Entry:
     deaths: int = 0  # of workers that were running it
     crashes: int = 0  # those deaths that came from within
     computed: bool = False  # its prompt, by the worker that it has now
-    tainted: bool = False  # part of the answer is by a worker that turned out to compute wrongly
     paused_at: float | None = None  # monotonic; when its worker died, until the next token comes
+    told: list[Delta] = field(default_factory=list)
+    recheck: Recheck | None = None
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        params = self.request.params
+        if self.texts is not None:
+            self.text = TextStream(self.texts.tokenizer, params.stop, params.min_tokens)
+
+    def begin_again(self) -> None:
+        """Nobody knows whether what has come so far is right."""
+        if self.told:
+            self.emitted, self.recheck = [], Recheck(self.told)
+            self._begin()
+
+    @property
+    def begun(self) -> bool:
+        """Whether its client has got some of the answer."""
+        return bool(self.emitted or self.told)
 
     @property
     def outstanding(self) -> int:
@@ -143,6 +165,10 @@ class Journal:
         if entry.last_token_at is None:
             self._leave_queue(entry, now)
         entry.last_token_at = now
+        self.confirm(entry, tokens)
+
+    def confirm(self, entry: Entry, tokens: list[int]) -> None:
+        """Book tokens that its client has already: they were computed again."""
         entry.computed = True
         entry.emitted += tokens
 

@@ -186,7 +186,7 @@ class Member:
         request_id = entry.request.id
         entry.member = self
         entry.computed = False
-        if not entry.emitted:
+        if not entry.begun:
             entry.numerics = self.numerics
         self.entries[request_id] = entry
         self._decoding.open(request_id, entry.text)
@@ -253,7 +253,7 @@ class Member:
             self._worker.shoot()
 
     def condemn(self) -> None:
-        """Replace a worker that computes wrongly. Answers that it has begun end with an error: nobody can tell which of them are right."""
+        """Replace a worker that computes wrongly. What it has begun is computed again and compared."""
         log.error("worker %d computes wrongly and is replaced", self.number)
         self._worker.condemn()
 

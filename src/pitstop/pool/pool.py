@@ -13,7 +13,7 @@ import msgspec
 
 from pitstop.config import EngineConfig, PoolConfig
 from pitstop.engine.protocol import Ready, Stats, Step
-from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable
+from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable, WorkerDied
 from pitstop.pool import gauges
 from pitstop.pool.dispatch import Dispatch
 from pitstop.pool.door import Place
@@ -27,7 +27,6 @@ from pitstop.pool.stream import Delta, Stream
 from pitstop.pool.texts import Served, Texts
 from pitstop.pool.watchdog import TICK
 from pitstop.pool.worker import WORKER_COMMAND, Process
-from pitstop.text.stream import TextStream
 from pitstop.types import FinishReason, Request
 
 log = logging.getLogger(__name__)
@@ -223,7 +222,7 @@ class Pool:
             raise Unavailable(WHY[self._phase])
         stream, texts = Stream([request.id for request in requests], self._cancel), self.texts
         for request in requests:
-            entry = Entry(request, stream, texts, TextStream(texts.tokenizer, request.params.stop, request.params.min_tokens))
+            entry = Entry(request, stream, texts)
             self.journal.add(entry)
             self._arm(entry)
             self._dispatch.run(entry)
@@ -325,12 +324,15 @@ class Pool:
                 self._take(member.entries[delta.id], delta, now)
 
     def _take(self, entry: Entry, delta: Delta, now: float) -> None:
+        computed = delta.tokens
+        if entry.recheck is not None and (delta := self._checked(entry, delta)) is None:
+            return
         if delta.tokens and self._observer is not None:
             if entry.last_token_at is None:
                 self._observer.first_token(now - entry.request.arrival)
             else:
                 self._observer.next_token(now - entry.last_token_at)
-        self.journal.emit(entry, delta.tokens, now)
+        self.journal.emit(entry, computed, now)
         if entry.paused_at is not None and (delta.tokens or delta.finish):
             if self._observer is not None:
                 self._observer.resumed(now - entry.paused_at)
@@ -342,9 +344,26 @@ class Pool:
         if delta.finish in ("stop", "length"):
             self._end(entry, delta.finish, cancel=False)
         if delta.finish in (None, "stop", "length"):
+            entry.told.append(delta)
             entry.stream.push(delta)
         else:
             self._fail(entry.stream, delta.finish, failure(delta))
+
+    def _checked(self, entry: Entry, delta: Delta) -> Delta | None:
+        """What is new in a delta of an answer that is computed again; None when nothing is, or when it contradicts what was told."""
+        try:
+            new = entry.recheck.take(delta)
+        except WorkerDied as error:
+            log.error("request %s: %s", entry.request.id, error)
+            self._fail(entry.stream, "error", error)
+            return None
+        if entry.recheck.done:
+            entry.recheck = None
+        if new.tokens or new.text or new.finish:
+            return new
+        self.journal.confirm(entry, delta.tokens)
+        self._dispatch.progressed(entry)
+        return None
 
     # Ends of requests
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pitstop.engine.recorder import RecordedPlan, RecordedSpan
 from pitstop.pool.dispatch import PROBATION, Dispatch
 from pitstop.pool.journal import Entry, Journal
-from pitstop.pool.stream import Stream
+from pitstop.pool.stream import Delta, Stream
 from pitstop.types import Request, SamplingParams
 
 
@@ -84,10 +84,14 @@ def test_deaths_from_outside_make_no_suspects_but_attempts_are_counted():
     assert (entries["b"].deaths, member.ran) == (0, ["b"])
 
 
-def test_answers_begun_by_a_worker_that_computes_wrongly_end_and_the_others_go_on():
+def test_answers_begun_by_a_worker_that_computes_wrongly_are_computed_again():
     dispatch, member, entries = scene("abc")
     member.crashed, member.condemned = False, True
     entries["a"].emitted.append(1)
+    entries["a"].told.append(Delta("a", [1], "x"))
     die(dispatch, member, "ab", entries)
-    assert "compute wrongly" in str(dispatch.verdict(entries["a"]))
-    assert member.ran == ["b", "c"]
+    assert member.ran == ["a", "b", "c"]
+    assert entries["a"].continuation().emitted == []
+    assert entries["a"].begun
+    assert not entries["a"].recheck.done
+    assert entries["b"].recheck is None

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 from pools import answer, ask, requests, run, running_pool, until
@@ -47,8 +48,21 @@ PROMPTS = [
 ]
 
 
+def condemn(pool: Pool) -> None:
+    pool.members[0].condemn()
+
+
 @run
 async def test_sigkill_at_any_moment_changes_no_answer():
+    await changes_no_answer(kill)
+
+
+@run
+async def test_a_worker_found_to_compute_wrongly_changes_no_answer_that_was_right():
+    await changes_no_answer(condemn)
+
+
+async def changes_no_answer(harm: Callable[[Pool], None]) -> None:
     async with running_pool() as pool:
         undisturbed = [await deltas(ask(pool, prompt, **options)) for prompt, options in PROMPTS]
     for tokens in (0, 1, 5, 20):
@@ -56,7 +70,7 @@ async def test_sigkill_at_any_moment_changes_no_answer():
             streams = [ask(pool, prompt, **options) for prompt, options in PROMPTS]
             tasks = [asyncio.create_task(deltas(stream)) for stream in streams]
             await until(lambda pool=pool, tokens=tokens: sum(len(e.emitted) for e in pool.journal.entries.values()) >= tokens)
-            kill(pool)
+            harm(pool)
             disturbed = [await task for task in tasks]
             for before, after, (_, options) in zip(undisturbed, disturbed, PROMPTS, strict=True):
                 for choice in range(options.get("choices", 1)):

@@ -86,7 +86,7 @@ def test_a_wrong_answer_is_found_under_load_too(tmp_path: Path):
 
 
 @pytest.mark.parametrize("load", [False, True])
-def test_a_worker_that_computes_wrongly_is_replaced_and_what_it_began_ends_with_an_error(tmp_path: Path, load: bool):
+def test_a_worker_that_computes_wrongly_is_replaced_and_an_answer_with_a_wrong_part_ends_with_an_error(tmp_path: Path, load: bool):
     poison = tmp_path / "poison"
     restarts = "pitstop_worker_restarts_total"
     with fake_server(*OFTEN, worker=("--poison", str(poison))) as server, ThreadPoolExecutor(2) as threads:
@@ -99,7 +99,7 @@ def test_a_worker_that_computes_wrongly_is_replaced_and_what_it_began_ends_with_
         poison.touch()
         until(lambda: gone(worker), 5)
         if load:
-            assert "compute wrongly" in refused(begun.result(), 503, code="unavailable")
+            assert "already sent is wrong" in refused(begun.result(), 503, code="unavailable")
             refused(waiting.result(), 504)  # it had no token yet, and went on waiting for another worker
         until(lambda: server.metric(restarts) == 1, 5)
         until(lambda: "wrong answer" in reasons(server), 5)
@@ -110,6 +110,19 @@ def test_a_worker_that_computes_wrongly_is_replaced_and_what_it_began_ends_with_
         poison.unlink()
         until(lambda: status(server) == 200, 5)
         assert server.complete("#say well#").json()["choices"][0]["text"] == "well"
+
+
+def test_what_a_worker_began_that_computes_wrongly_goes_on_when_it_is_right_so_far(tmp_path: Path):
+    poison = tmp_path / "poison"
+    with fake_server(*OFTEN, worker=("--poison", str(poison))) as server, ThreadPoolExecutor(1) as threads:
+        until(lambda: probed(server) >= 1, 5)
+        begun = threads.submit(server.complete, "count #slow 10#", max_tokens=400, logprobs=2, timeout=60)
+        until(lambda: server.metric("pitstop_requests_running") == 1, 5)
+        poison.write_text("probes")
+        until(lambda: server.metric("pitstop_worker_restarts_total") == 1, 10)
+        choice = begun.result().json()["choices"][0]
+    assert choice["text"] == "".join(f"{number} " for number in range(200))[:400]
+    assert len(choice["logprobs"]["tokens"]) == 400
 
 
 def test_a_dead_worker_is_ill_until_the_next_one_is_there(tmp_path: Path):
