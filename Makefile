@@ -33,8 +33,14 @@ doctor: .venv/installed ## Say what this machine has, and what is missing
 model: .venv/installed ## Fetch the default model once, or MODEL=name
 	@$(BIN)/pitstop models pull $(if $(MODEL),"$(MODEL)")
 
-test: .venv/installed-dev model ## Run the tests that need neither a GPU nor much time
-	$(BIN)/python -m pytest -m "not slow and not gpu and not network" $(ARGS)
+QUICK = not slow and not gpu and not network
+# $(1) which tests, $(2) where; what ARGS selects may be none of them (status 5).
+pytest = $(BIN)/python -m pytest -m "$(QUICK) and $(1)" $(2) $(ARGS) || [ $$? = 5 ]
+
+test: .venv/installed-dev model ## Run the tests that need neither a GPU nor much time; ARGS="-k name"
+	$(call pytest,not alone,-n 2 --dist loadfile tests/unit tests/layering)
+	$(call pytest,not alone,-n 2 --dist loadfile tests/ops tests/e2e)
+	$(call pytest,alone,tests)
 
 test-all: .venv/installed-dev model ## Run every test this machine can run
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)

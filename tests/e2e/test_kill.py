@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from servers import Server, children, model_server, until
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(300)]
 
 STORY = "Once upon a time there was a little engine that "
 SAMPLED = {"temperature": 0.9, "seed": 7, "ignore_eos": True}
@@ -65,7 +65,7 @@ def all_at_once(server: Server, meanwhile=lambda: None) -> list:
         return [answer.result() for answer in answers]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_case_07_sigkill_mid_stream_changes_no_answer(model_path: Path, workers: int):
     with model_server(model_path, "--context", "1024", "--workers", str(workers), "--kv-memory", "256MiB") as server:
         undisturbed = all_at_once(server)

@@ -14,7 +14,7 @@ import pytest
 import toy_gguf
 from servers import Server, assert_books_balance, model_server, until
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(300)]
 
 ENDS = ("done", "rolled_back", "cancelled")
 STORY = "Once upon a time there was a little engine that could, and it went up the hill. "
@@ -72,6 +72,7 @@ def cut_short(model: Path, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_upgrades_under_load_cost_nobody_anything(model_path: Path, tmp_path: Path):
     cut = cut_short(model_path, tmp_path / "cut.gguf")
     with model_server(model_path, "--admin", "--context", "1024", "--kv-memory", "256MiB") as server:

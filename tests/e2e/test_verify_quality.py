@@ -44,6 +44,7 @@ def test_equal_configurations_differ_in_nothing(reference: Server, model_path: P
     assert outcome.figures["choices"]["accuracy_a"] > 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_a_compressed_cache_differs_by_the_known_amount(reference: Server, model_path: Path):

@@ -15,6 +15,8 @@ from servers import Server, assert_books_balance, fake_server, open_stream, refu
 from pitstop.config import ServerConfig
 from pitstop.errors import ConfigError
 
+pytestmark = pytest.mark.alone
+
 
 def test_case_29_gauges_are_exact_when_scraped(server: Server):
     with open_stream(server, "count #slow 20#") as events:
