@@ -188,6 +188,31 @@ def test_one_gguf_file(host: Hub) -> None:
     assert "holds no toy-Q8_0.gguf; it holds org/files/toy-F16.gguf" in one_line(host.run("models", "pull", "org/files/toy-Q8_0.gguf"))
 
 
+LAYOUTS = {
+    "leaves": [*(f"ckpt-0/tensor0000{i}_000" for i in range(3)), "tokenizer.json"],
+    "parallel": [
+        "config.json",
+        "tokenizer.json",
+        *(f"pytorch_model-0000{i}-TP-00{i}.safetensors" for i in range(2)),
+        "m-TP-common.safetensors",
+    ],
+}
+"""Of the published Groks."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_of_folders(host: Hub, layout: str) -> None:
+    folder, names = host.root / "org" / layout, LAYOUTS[layout]
+    for name in [*names, "README.md", "run.py", "tokenizer.model", "ckpt-0/notes", "other/tensor00000_000"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{{}} {name}")
+    result = host.run("models", "pull", f"org/{layout}")
+    assert result.returncode == 0, result.stderr
+    assert {name for name, _ in host.fetched} == {Path(name).name for name in names}
+    pulled = Path(result.stdout.strip())
+    assert all((pulled / name).read_bytes() == (folder / name).read_bytes() for name in names)
+
+
 def test_a_model_in_no_form_that_we_read(host: Hub) -> None:
     (host.root / "org" / "old").mkdir(parents=True)
     (host.root / "org" / "old" / "pytorch_model.bin").touch()

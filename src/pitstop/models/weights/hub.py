@@ -15,6 +15,8 @@ from pathlib import Path
 from pitstop.errors import DownloadFailed
 from pitstop.models.weights.download import download, sha256
 from pitstop.models.weights.files import INDEX, SINGLE, read_json
+from pitstop.models.weights.grok1 import CHECKPOINT
+from pitstop.models.weights.tensor_parallel import is_tensor_parallel
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all."""
@@ -23,6 +25,8 @@ _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"(?P<repo>{_PART}/{_PART})(?P<file>(/{_PART})*/{_PART}\.gguf)?", re.ASCII)
 _CONFIG = "config.json"
 _SMALL = (_CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", INDEX)
+_LEAF = re.compile(rf"({CHECKPOINT}/)?tensor\d{{5}}_\d{{3}}")
+"""Of a checkpoint in Grok-1's layout."""
 _COMPLETE = ".complete"
 """A file of a folder whose last file has come."""
 _REVISION = ".revision"
@@ -47,7 +51,7 @@ def is_here(path: Path) -> bool:
 
 
 def pull(id: str, models: Path, progress: Progress) -> None:
-    """Fetch what we read of the model: a GGUF file, or config, tokenizer and safetensors weights.
+    """Fetch what we read of the model: a GGUF file, or config, tokenizer and the weights in one of the layouts of a folder.
 
     Raises DownloadFailed, one line that says what to do: no hub, no such model, none in a form that we read, no space, a broken transfer.
     """
@@ -119,8 +123,13 @@ class _Transfer:
 
 def _wanted(id: str, sizes: Mapping[str, int]) -> list[str]:
     """The files of a folder that we read, in the order in which they are fetched; without shards, which the index names."""
+    small = [name for name in _SMALL if name in sizes]
+    if leaves := sorted(filter(_LEAF.fullmatch, sizes)):
+        return small + leaves
+    if _CONFIG in sizes and (parts := sorted(filter(is_tensor_parallel, sizes))):
+        return [name for name in small if name != INDEX] + parts
     if _CONFIG in sizes and (INDEX in sizes or SINGLE in sizes):
-        return [name for name in _SMALL if name in sizes] + ([] if INDEX in sizes else [SINGLE])
+        return small + ([] if INDEX in sizes else [SINGLE])
     if ggufs := _ggufs(id, sizes):
         raise DownloadFailed(f"{id} holds GGUF files; pull one of them: {ggufs}")
     raise DownloadFailed(f"{id} holds no {_CONFIG} with {SINGLE} or {INDEX}, and no GGUF file; choose another model")

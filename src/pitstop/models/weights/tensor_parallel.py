@@ -47,8 +47,13 @@ class Joined:
         return RawTensor(name, self.kind, self.shape, data)
 
 
+def is_tensor_parallel(name: str) -> bool:
+    """Whether a file of this name holds such parts."""
+    return _FILE.fullmatch(name) is not None
+
+
 def tensor_parallel_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob("*.safetensors") if _FILE.fullmatch(file.name))
+    return sorted(file for file in folder.glob("*.safetensors") if is_tensor_parallel(file.name))
 
 
 def read_joined(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Entry | Joined]:
