@@ -126,9 +126,7 @@ class Grok1Checkpoint:
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's data, from tokenizer.json: the release's own format is not read."""
         if not (self.path / "tokenizer.json").exists():
-            raise WeightsError(
-                self.path, "holds no tokenizer.json; the release's tokenizer.model is not read: add a converted one"
-            )
+            raise WeightsError(self.path, "holds no tokenizer.json; the release's tokenizer.model is not read: add a converted one")
         return read_vocabulary(self.path, grok1.PUBLISHED | self._stated, self.config.vocab_size)
 
     def notes(self) -> list[str]:
