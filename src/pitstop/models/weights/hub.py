@@ -17,6 +17,7 @@ from pitstop.models.weights.download import download, sha256
 from pitstop.models.weights.files import INDEX, SINGLE, read_json
 from pitstop.models.weights.grok1 import CHECKPOINT
 from pitstop.models.weights.tensor_parallel import is_tensor_parallel
+from pitstop.models.weights.tok_json import TOK_JSON
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all."""
@@ -24,7 +25,7 @@ Progress = Callable[[int, int], None]
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"(?P<repo>{_PART}/{_PART})(?P<file>(/{_PART})*/{_PART}\.gguf)?", re.ASCII)
 _CONFIG = "config.json"
-_SMALL = (_CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", INDEX)
+_SMALL = (_CONFIG, "generation_config.json", "tokenizer.json", TOK_JSON, "tokenizer_config.json", "chat_template.jinja", INDEX)
 _LEAF = re.compile(rf"({CHECKPOINT}/)?tensor\d{{5}}_\d{{3}}")
 """Of a checkpoint in Grok-1's layout."""
 _COMPLETE = ".complete"

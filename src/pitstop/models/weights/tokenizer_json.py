@@ -10,6 +10,7 @@ from typing import Any
 
 from pitstop.errors import WeightsError
 from pitstop.models.weights.files import read_json, read_json_if_there
+from pitstop.models.weights.tok_json import TOK_JSON, read_tok_json
 from pitstop.text.vocabulary import TokenType, Vocabulary
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -23,8 +24,13 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int) ->
     Raises WeightsError naming the file: a part is missing, of another kind, or outside the vocabulary.
     """
     path = folder / "tokenizer.json"
-    stated = read_json(path)
     settings, generation = (read_json_if_there(folder / name) for name in ("tokenizer_config.json", "generation_config.json"))
+    if not path.exists() and (folder / TOK_JSON).exists():
+        path = folder / TOK_JSON
+        files = read_tok_json(path)
+        stated, settings, generation = files.tokenizer, files.settings | settings, files.generation | generation
+    else:
+        stated = read_json(path)
     try:
         model = _spelling(path, stated)
         words: dict[str, int] = stated["model"]["vocab"]
