@@ -41,7 +41,8 @@ def read_tok_json(path: Path) -> Files:
         special = {bytes(item["bytes"]).decode(): int(item["token"]) for item in stated["special_tokens"]}
     except (LookupError, TypeError, ValueError) as error:
         raise WeightsError(path, f"is no tokenizer of this kind ({type(error).__name__}: {error})") from error
-    if missing := next((byte for byte in range(256) if bytes([byte]) not in ranks), None):
+    missing = next((byte for byte in range(256) if bytes([byte]) not in ranks), None)
+    if missing is not None:
         raise WeightsError(path, f"has no token for the byte {missing:#04x}: some texts could not be written")
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
