@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -104,6 +105,17 @@ def _in_range(name: str, value: float, low: float, high: float, open_low: bool =
         raise InvalidRequest(f"{name} must lie in {bracket}{low:g}, {high:g}], got {value:g}", name)
 
 
+class TokenTable(NamedTuple):
+    """A vocabulary's tokens.
+
+    data: the bytes that each id stands for. control: ids that steer the model and are never text. ends: those that end an answer.
+    """
+
+    data: Sequence[bytes]
+    control: frozenset[int]
+    ends: frozenset[int]
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence for the engine: one choice of one user request.
 
@@ -147,6 +159,7 @@ class Output(msgspec.Struct, array_like=True):
     prompt_logprobs: list[Logprob] | None = None  # of prompt tokens 1, 2, …, on the first output
     message: str = ""  # why, when finish is "error"
     logits: bytes = b""  # for score_from: [rows, vocab] fp32, little endian
+    complete: bool = False  # it stops because its grammar allows nothing more: the last token is text, too
 
 
 class Piece(NamedTuple):
@@ -210,12 +223,15 @@ class Sampled(NamedTuple):
     """The token chosen after a span (None: not yet at its end), its log-probability if wanted, and those of the span's prompt tokens.
 
     logits: for a request that scores, those of the span's wanted rows, [rows, vocab] fp32, little endian.
+    complete: the request's grammar allows nothing after the token. error: why the request cannot go on.
     """
 
     token: int | None
     logprob: Logprob | None = None
     prompt_logprobs: list[Logprob] | None = None
     logits: bytes = b""
+    complete: bool = False
+    error: str = ""
 
 
 StepResult = dict[str, Sampled]

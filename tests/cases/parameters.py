@@ -306,7 +306,6 @@ UNSUPPORTED = {
     "tool_choice": "required",
     "functions": [{}],
     "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy", "format": "wav"},
     "prediction": {"type": "content", "content": "x"},

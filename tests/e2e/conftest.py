@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("servers", "cases.text", "cases.parameters", "cases.requests")
+pytest.register_assert_rewrite("servers", "cases.text", "cases.parameters", "cases.requests", "cases.structured")
 
 from servers import Server, model_server  # noqa: E402
 

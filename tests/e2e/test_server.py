@@ -9,6 +9,7 @@ import pytest
 from cases.parameters import *  # noqa: F403
 from cases.parameters import text_of, token
 from cases.requests import *  # noqa: F403
+from cases.structured import *  # noqa: F403
 from cases.text import *  # noqa: F403
 from servers import Server, until
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import psutil
 import torch
@@ -11,6 +12,7 @@ import torch
 from pitstop import codecs
 from pitstop.config import EngineConfig, resolve
 from pitstop.engine import guard, pace
+from pitstop.engine.guided import HOLD, Guided
 from pitstop.engine.numerics import numerics
 from pitstop.engine.protocol import Stats
 from pitstop.engine.recorder import RecordedSpan, Recorder
@@ -25,7 +27,7 @@ from pitstop.models import load_model
 from pitstop.models.weights.fetch import identity
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import dispatch
-from pitstop.text.tokenizer import end_tokens
+from pitstop.text.tokenizer import end_tokens, token_table
 from pitstop.types import SEGMENT, Codec, KVShape, Output, Request, SamplingParams
 
 CAPACITY_LENGTH = 8192
@@ -60,7 +62,8 @@ class Engine:
         store = KVStore(codec, shape, pages, tails, config.device)
         rows = config.prefill_chunk + config.max_running
         view = StepView(store, rows, config.max_running * (stream_pages(context, codec.lead_pages) + 1), config.device)
-        ends = end_tokens(source.vocabulary())
+        vocabulary = source.vocabulary()
+        ends = end_tokens(vocabulary)
         self.vocab_size = source.config.vocab_size
         self.context = context
         self.capacity = capacity(config.kv.memory, tails, codec, shape, min(context, CAPACITY_LENGTH))
@@ -68,7 +71,8 @@ class Engine:
         self.numerics = numerics(self.config, source.config, codec, self.weights)
         self._source_notes = source.notes()
         self._rope_note = source.config.rope.note(context)
-        self._runner = Runner(model, store, view, config.device, ends)
+        self._guided = Guided(partial(token_table, vocabulary), self.vocab_size, config.max_running)
+        self._runner = Runner(model, store, view, config.device, ends, self._guided)
         self._cache = KVCache(pages, tails, lead_pages=codec.lead_pages, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)
         self.scheduler = Scheduler(
             self._cache,
@@ -79,6 +83,7 @@ class Engine:
             max_running=config.max_running,
             ageing=config.ageing,
         )
+        self.scheduler.held = self._guided.held
         self._counts = {"steps": 0, "prompt_tokens": 0, "generated_tokens": 0}
         self.attended_cost = pace.attended_cost(source.config)
         self.recorder: Recorder | None = None
@@ -92,14 +97,20 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest for one that can never run."""
         self.scheduler.submit(request)
+        self._guided.begin(request)
+
+    def check_grammar(self, grammar: str, field: str) -> None:
+        """Raises InvalidRequest, naming the field, for one that cannot be used."""
+        self._guided.check(grammar, field)
 
     def cancel(self, request_id: str) -> Output | None:
         """End a request now; None when it is unknown or has ended."""
         return self.scheduler.cancel(request_id)
 
     def step(self) -> list[Output]:
-        """Expire what is late, then compute one step."""
+        """Expire what is late, then compute one step. While all that is here waits for its grammar, wait a moment for that."""
         outputs = self.scheduler.expire(time.monotonic())
+        stalled = self.scheduler.stalled  # asked before the plan: it may end at any time
         plan = self.scheduler.plan()
         self.work = 0.0
         if plan.spans:
@@ -111,6 +122,8 @@ class Engine:
                 self.recorder.done()
             self._count(plan.spans)
             outputs += self.scheduler.settle(plan, result)
+        elif stalled:
+            self._guided.wait(HOLD)
         elif self.busy:
             raise RuntimeError("requests wait but nothing can be planned: the cache is too small for its own context")
         return outputs

@@ -95,13 +95,17 @@ class LLM:
 
         prompts: texts (spellings of control tokens are those tokens, as in /v1/completions) or token ids, of any lengths. Or `input_ids`
         with `attention_mask` [batch, length]: padding (mask 0) left, right or both is removed before the engine sees it.
-        params: one for all, or one per prompt. A seed of 0 is a seed like any other here. n: choices per prompt.
+        params: one for all, or one per prompt. A seed of 0 is a seed like any other here; `grammar` is a string of pitstop.guide's.
+        n: choices per prompt.
         Raises InvalidRequest naming the field.
         """
         tokens = self._tokens(prompts, input_ids, attention_mask)
         each = [params or SamplingParams()] * len(tokens) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(tokens):
             raise InvalidRequest(f"{len(tokens)} prompts but {len(each)} sampling params", "params")
+        for param in each:
+            if param.grammar:
+                self.engine.check_grammar(param.grammar, "params.grammar")
         if n < 1:
             raise InvalidRequest(f"n must be at least 1, got {n}", "n")
         outputs = [RequestOutput(ids, [Completion() for _ in range(n)]) for ids in tokens]
@@ -182,5 +186,5 @@ class _Event:
 
 
 def _event(output, stream: TextStream) -> _Event:
-    text, tokens, _, finish = stream.settle(output.tokens, output.finish)
+    text, tokens, _, finish = stream.settle(output.tokens, output.finish, output.complete)
     return _Event(text, tokens, (output.logprobs or [])[: len(tokens)], finish, output.cached_tokens, output.prompt_logprobs)

@@ -15,7 +15,7 @@ from pitstop.config import EngineConfig
 from pitstop.kv.capacity import Capacity
 from pitstop.types import Output, Request
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of these messages. A worker may come from another installation than its front; they must agree on this."""
 
 MAX_MESSAGE = 256 << 20

@@ -7,6 +7,8 @@ import torch
 
 from pitstop.engine import sampler
 from pitstop.engine.graphs import DecodeGraphs
+from pitstop.engine.guided import Guided
+from pitstop.errors import InvalidRequest
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
 from pitstop.models.decoder import Decoder
@@ -14,14 +16,17 @@ from pitstop.types import Logprob, Sampled, Span, StepPlan, StepResult
 
 
 class Runner:
-    """One model, one KV store. `end_tokens` are what min_tokens bars."""
+    """One model, one KV store. `end_tokens` are what min_tokens bars; `guided` bars what a request's grammar does not allow."""
 
-    def __init__(self, model: Decoder, store: KVStore, view: StepView, device: str, end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self, model: Decoder, store: KVStore, view: StepView, device: str, end_tokens: frozenset[int], guided: Guided | None = None
+    ) -> None:
         self._model = model
         self.store = store
         self._view = view
         self._device = device
         self._end_tokens = end_tokens
+        self._guided = guided
         self._decode = DecodeGraphs(lambda x: model.forward(x, view)) if DecodeGraphs.usable(device) else None
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -64,6 +69,15 @@ class Runner:
             scores = [sampler.logprob(row, token, params.prompt_logprobs) for row, token in zip(logits, targets, strict=False)]
         if not span.samples:
             return Sampled(None, None, scores)
-        token = sampler.sample(logits[-1], params, span.known, len(request.prompt), request.choice, self._end_tokens)
+        known, begin = span.known, len(request.prompt)
+        guide = allowed = None
+        try:
+            if params.grammar:
+                guide = self._guided.of(request)
+                allowed = guide.allowed(known[begin:])
+            token = sampler.sample(logits[-1], params, known, begin, request.choice, self._end_tokens, allowed)
+            complete = guide is not None and token not in self._end_tokens and guide.complete([*known[begin:], token])
+        except InvalidRequest as error:  # the door has seen that the grammar can be used; how far, only the answer shows
+            return Sampled(None, None, scores, error=str(error))
         chosen = None if params.logprobs is None else sampler.logprob(logits[-1], token, params.logprobs)
-        return Sampled(token, chosen, scores)
+        return Sampled(token, chosen, scores, complete=complete)

@@ -17,10 +17,21 @@ _NUCLEUS_STEP = 256
 
 
 def sample(
-    logits: np.ndarray, params: SamplingParams, known: list[int], prompt_length: int, choice: int, end_tokens: frozenset[int]
+    logits: np.ndarray,
+    params: SamplingParams,
+    known: list[int],
+    prompt_length: int,
+    choice: int,
+    end_tokens: frozenset[int],
+    allowed: np.ndarray | None = None,
 ) -> int:
-    """The next token for `logits` [vocab] fp32 (not changed), after `known` tokens of which the first `prompt_length` are the prompt."""
+    """The next token for `logits` [vocab] fp32 (not changed), after `known` tokens of which the first `prompt_length` are the prompt.
+
+    allowed: bool [vocab], not all False; None: all tokens.
+    """
     logits = _adjusted(logits, params, known, prompt_length, end_tokens)
+    if allowed is not None:
+        logits = np.where(allowed, logits, np.float32(-np.inf))
     if params.temperature < GREEDY_BELOW:
         return int(logits.argmax())
     with np.errstate(over="ignore"):  # what overflows is infinitely unlikely, and that is right

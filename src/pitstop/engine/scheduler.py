@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pitstop.engine.protocol import score_rows
@@ -91,6 +92,13 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # both sorted by key
         self._running: list[Sequence] = []
         self._order = itertools.count()
+        self.held: Callable[[Request], bool] = lambda request: False
+        """Whether a request cannot run yet, for a reason that passes by itself. Others may overtake it meanwhile."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether everybody here is held."""
+        return bool(self._waiting) and not self._running and all(self.held(sequence.request) for sequence in self._waiting)
 
     @property
     def waiting(self) -> int:
@@ -179,9 +187,11 @@ class Scheduler:
                 continue
             tokens = [sampled.token] if sampled is not None and sampled.token is not None else []
             sequence.known += tokens
-            finish = self._finish(sequence)
+            complete, error = (sampled.complete, sampled.error) if sampled is not None else (False, "")
+            finish = "error" if error else "stop" if complete else self._finish(sequence)
             output = self._end(sequence, tokens, finish) if finish else self._output(sequence, tokens, None)
             output.logprobs = [sampled.logprob] if tokens and sampled.logprob is not None else None
+            output.message, output.complete = error, complete
             outputs.append(output)
         return outputs
 
@@ -217,6 +227,8 @@ class Scheduler:
             if budget <= 0 or len(self._running) >= self.max_running:
                 return
             request = sequence.request
+            if self.held(request):
+                continue
             if request.group and request.group in leading:  # the first choice computes the common prompt, the others then share it
                 continue
             limit = 0 if request.probe else sequence.wanted_from

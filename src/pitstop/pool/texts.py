@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from pitstop.engine.protocol import Ready
+from pitstop.guide import Guides
 from pitstop.models.weights import fetch
 from pitstop.models.weights.source import open_model
 from pitstop.text.template import ChatTemplate
@@ -19,11 +20,18 @@ from pitstop.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """What turns words into tokens and back for one model. `digest` is equal for those that agree in every token and template."""
+    """What turns words into tokens and back for one model, and what answers of a given form are checked with.
+
+    `digest` is equal for those that agree in every token and template.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     digest: str
+    guides: Guides = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guides", Guides(lambda: self.tokenizer.table))
 
 
 class Served(NamedTuple):

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from pitstop.errors import InvalidRequest
 from pitstop.pool import Delta, Pool, Served, TokenScore
 from pitstop.server.body import parse
-from pitstop.server.generation import answer_budget, check_places, draw_seed, engine_requests, generate, json_logprob, new_head
+from pitstop.server.generation import answer_budget, check_places, draw_seed, engine_requests, form_of, generate, json_logprob, new_head
 from pitstop.server.prepared import Prepared
 from pitstop.server.schema import ChatRequest
 from pitstop.server.schema.answers import Chunk
@@ -32,7 +32,7 @@ def prepare_chat(service: Service, pool: Pool, served: Served, body: bytes, arri
     if not prompt:
         raise InvalidRequest("the model's template makes an empty prompt of these messages", "messages")
     max_tokens = answer_budget(len(prompt), wanted, None, served.facts.context, "messages")
-    params = chat.sampling(draw_seed(), max_tokens, logprobs)
+    params = chat.sampling(draw_seed(), max_tokens, logprobs, grammar=form_of(chat, served))
     params.check_vocabulary(served.facts.vocab_size)
     head = new_head("chatcmpl", "chat.completion.chunk", service.config.model_name)
     requests = engine_requests(head["id"], [prompt], [params], chat, arrival, longest)

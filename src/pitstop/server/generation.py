@@ -18,6 +18,7 @@ from pitstop.server.prepared import Prepared
 from pitstop.server.record import Record, record
 from pitstop.server.schema import Generation
 from pitstop.server.schema.answers import Chunk
+from pitstop.server.schema.structured import Formed
 from pitstop.server.service import Service, service_of
 from pitstop.server.streaming import respond
 from pitstop.types import Request, SamplingParams
@@ -109,6 +110,14 @@ def check_places(prompts: int, body: Generation, pool: Pool) -> None:
         raise InvalidRequest(
             f"{field}: {prompts} prompts with {body.choices} answers each are more than the {places} that wait here", field
         )
+
+
+def form_of(body: Formed, served: Served) -> str:
+    """The grammar of the answers, compiled once, "" for none. Raises InvalidRequest."""
+    grammar, field = body.form()
+    if grammar:
+        served.texts.guides.check(grammar, field)
+    return grammar
 
 
 def engine_requests(

@@ -68,12 +68,12 @@ class TextStream:
                 parts.append(self._settle(self._decoder.decode(self._tokenizer.token_bytes(token))))
         return Delta("".join(parts), used, self._stopped)
 
-    def settle(self, tokens: list[int], finish: FinishReason | None) -> Settled:
+    def settle(self, tokens: list[int], finish: FinishReason | None, complete: bool = False) -> Settled:
         """Take a step's tokens and the engine's own reason to end, if it had one. A stop string that is completed comes before that.
 
-        With "stop" the engine's last token is what ended the answer: it counts and is not shown.
+        With "stop" the engine's last token is what ended the answer: it counts and is not shown. complete: it is text like the others.
         """
-        delta = self.push(tokens[:-1] if finish == "stop" else tokens)
+        delta = self.push(tokens[:-1] if finish == "stop" and not complete else tokens)
         if delta.stopped:
             return Settled(delta.text, tokens[: delta.tokens], delta.tokens, "stop")
         return Settled(delta.text + (self.finish().text if finish else ""), tokens, delta.tokens, finish)

@@ -12,6 +12,7 @@ from tokenizers import Regex, models, pre_tokenizers
 from pitstop.errors import InvalidRequest, Unsupported
 from pitstop.text import sentencepiece
 from pitstop.text.vocabulary import TokenType, Vocabulary
+from pitstop.types import TokenTable
 
 END_TOKENS = frozenset(
     {
@@ -50,20 +51,18 @@ class Tokenizer:
         self.vocab_size = len(tokens)
         self.bos = vocabulary.bos
         self.eos = vocabulary.eos
-        self.end_tokens = end_tokens(vocabulary)
+        self.table = token_table(vocabulary)
+        self.end_tokens = self.table.ends
         self._add_bos = vocabulary.add_bos
         self._control = {token: i for i, token in enumerate(tokens) if types[i] in (TokenType.CONTROL, TokenType.UNKNOWN)}
         self._control |= {tokens[i]: i for i in self.end_tokens}
-        self._control_ids = frozenset(self._control.values())
         self._words = {token: i for i, token in enumerate(tokens) if types[i] == TokenType.USER_DEFINED and token not in self._control}
         self.control_pattern = _any_of(self._control)
         self._word_pattern = _any_of(self._words)
-        self._spaced = vocabulary.model == "llama"
-        self._bytes = [self._bytes_of(i, token, types[i]) for i, token in enumerate(tokens)]
         if vocabulary.definition:
             self._bpe, self._bpe_inside = _defined(vocabulary.definition)
         else:
-            encoder = sentencepiece.encoder if self._spaced else _byte_pair_encoder
+            encoder = sentencepiece.encoder if vocabulary.model == "llama" else _byte_pair_encoder
             self._bpe = self._bpe_inside = encoder(vocabulary, apart=self._control.keys() | self._words.keys())
 
     @property
@@ -109,10 +108,10 @@ class Tokenizer:
         """
         if not 0 <= token < self.vocab_size:
             raise InvalidRequest(f"token id {token} is outside the vocabulary of {self.vocab_size}", "tokens")
-        return self._bytes[token]
+        return self.table.data[token]
 
     def is_control(self, token: int) -> bool:
-        return token in self._control_ids
+        return token in self.table.control
 
     def _encode_plain(self, text: str, ids: list[int], inside: bool) -> None:
         for piece in _cut(text, self._word_pattern, self._words):
@@ -122,18 +121,6 @@ class Tokenizer:
                 # The batch call is the one that releases the interpreter lock; one text a batch keeps it on one core.
                 bpe = self._bpe_inside if inside or ids else self._bpe
                 ids += bpe.encode_batch_fast([piece], add_special_tokens=False)[0].ids
-
-    def _bytes_of(self, token: int, spelling: str, kind: int) -> bytes:
-        if token in self._control_ids or kind == TokenType.USER_DEFINED:
-            return spelling.encode()
-        if kind == TokenType.BYTE:
-            return bytes([int(spelling[3:5], 16)])  # <0xAB>
-        if self._spaced:
-            return spelling.replace(sentencepiece.SPACE, " ").encode()
-        try:
-            return spelling.translate(_LATIN1_OF_SPELLING).encode("latin-1")
-        except UnicodeEncodeError:  # not in the byte-level alphabet: stands for itself
-            return b"".join(_BYTE_OF_SPELLING[c] if c in _BYTE_OF_SPELLING else c.encode() for c in spelling)
 
 
 def _refuse_surrogates(text: str) -> None:
@@ -150,6 +137,30 @@ def end_tokens(vocabulary: Vocabulary) -> frozenset[int]:
     spelled = (id for id, kind in enumerate(vocabulary.types) if kind in special and vocabulary.tokens[id] in END_TOKENS)
     ends = frozenset(vocabulary.ends or spelled)
     return ends if vocabulary.eos is None else ends | {vocabulary.eos}
+
+
+def token_table(vocabulary: Vocabulary) -> TokenTable:
+    """What each id stands for. Needs no more than a pass over the tokens."""
+    ends = end_tokens(vocabulary)
+    control = ends | {i for i, kind in enumerate(vocabulary.types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)}
+    spaced = vocabulary.model == "llama"
+    kinds = (TokenType.CONTROL if i in control else kind for i, kind in enumerate(vocabulary.types))
+    data = [_bytes_of(token, kind, spaced) for token, kind in zip(vocabulary.tokens, kinds, strict=True)]
+    return TokenTable(data, frozenset(control), ends)
+
+
+def _bytes_of(spelling: str, kind: int, spaced: bool) -> bytes:
+    """spaced: the vocabulary writes a space as U+2581, and else as it is."""
+    if kind in (TokenType.CONTROL, TokenType.USER_DEFINED):
+        return spelling.encode()
+    if kind == TokenType.BYTE:
+        return bytes([int(spelling[3:5], 16)])  # <0xAB>
+    if spaced:
+        return spelling.replace(sentencepiece.SPACE, " ").encode()
+    try:
+        return spelling.translate(_LATIN1_OF_SPELLING).encode("latin-1")
+    except UnicodeEncodeError:  # not in the byte-level alphabet: stands for itself
+        return b"".join(_BYTE_OF_SPELLING[c] if c in _BYTE_OF_SPELLING else c.encode() for c in spelling)
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("servers", "cases.text", "cases.parameters", "cases.requests")
+pytest.register_assert_rewrite("servers", "cases.text", "cases.parameters", "cases.requests", "cases.structured")
 
 from servers import Server, fake_server  # noqa: E402
 

@@ -127,7 +127,9 @@ class Generation(Body):
         if self.timeout is not None and not self.timeout <= longest:
             raise InvalidRequest(f"timeout must lie in (0, {longest:g}], got {self.timeout:g}", "timeout")
 
-    def sampling(self, seed: int, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
+    def sampling(
+        self, seed: int, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None, grammar: str = ""
+    ) -> SamplingParams:
         """`seed` is used when the body has none. Raises InvalidRequest naming the field."""
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         given = {name: value for name in (*names, "ignore_eos", "min_tokens") if (value := getattr(self, name)) is not None}
@@ -140,6 +142,7 @@ class Generation(Body):
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
         )
 
 

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from pitstop.errors import InvalidRequest
-from pitstop.server.schema.base import Body, Generation, Int, Role, either, only, text_or_list
+from pitstop.server.schema.base import Body, Int, Role, either, only, text_or_list
+from pitstop.server.schema.structured import Formed
 from pitstop.types import MAX_LOGPROBS
 
 MAX_MESSAGES = 4096
@@ -48,7 +49,7 @@ class Message(Body):
         return message | {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
 
 
-class ChatRequest(Generation):
+class ChatRequest(Formed):
     """As OpenAI's, with extensions (marked so). What is listed as not supported is taken at the value that changes nothing only.
 
     max_tokens (or max_completion_tokens, OpenAI's newer name of it): without it the answer may fill the rest of the context.
@@ -64,7 +65,6 @@ class ChatRequest(Generation):
     parallel_tool_calls: only(True, False) = None
     functions: only([]) = None
     function_call: only("none", "auto") = None
-    response_format: only({"type": "text"}) = None
     modalities: only(["text"]) = None
     audio: only() = None
     prediction: only() = None

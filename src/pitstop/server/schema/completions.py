@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pitstop.errors import InvalidRequest
-from pitstop.server.schema.base import Body, Generation, Int, either, only
+from pitstop.server.schema.base import Body, Int, either, only
 from pitstop.server.schema.chat import MAX_MESSAGES, Message
+from pitstop.server.schema.structured import Formed
 from pitstop.types import MAX_LOGPROBS
 
 DEFAULT_MAX_TOKENS = 16
@@ -36,7 +37,7 @@ Prompt = either(
 )
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(Formed):
     """As OpenAI's, with extensions (marked so).
 
     max_tokens: 16 by default, less where the context ends before; 0 only with echo, to score a prompt.
