@@ -97,14 +97,14 @@ def test_one_case_by_its_name(server: Server) -> None:
 def test_an_outcome_is_json_and_junit(server: Server, tmp_path: Path) -> None:
     from junitparser import JUnitXml
 
-    outcome = against(server, "Schemas")
+    outcome = against(server, "Extensions")
     again = msgspec.json.decode(msgspec.json.encode(outcome), type=Outcome)
     assert results_of(again) == results_of(outcome)
     bad = Result(id="x", theme="T", title="t", state="failed", seconds=1.0, reason="got \x00 \ud83d <&>")
     figures = {"cases": [*outcome.figures["cases"], msgspec.to_builtins(bad)]}
     write_junit(msgspec.structs.replace(outcome, figures=figures), tmp_path / "junit.xml")
     suites = list(JUnitXml.fromfile(str(tmp_path / "junit.xml")))
-    assert [suite.name for suite in suites] == ["Schemas", "T"]
+    assert [suite.name for suite in suites] == ["Extensions", "T"]
     assert (suites[0].tests, suites[0].failures, suites[1].failures) == (len(outcome.checks), 0, 1)
     assert suites[0].skipped == sum(result.state == "unsupported" for result in results_of(outcome)) > 0
 
