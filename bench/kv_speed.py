@@ -87,7 +87,7 @@ class Engine:
             for span in plan.spans:  # streams that came first decode while the others come, and may seal a segment more
                 store.pages[:, span.pages] = self._segments[:, [min(i, last) for i in range(len(span.pages))]]
                 store.tails[:, [piece.tail for piece in span.pieces]] = self._tail[:, None]
-            return {span.request.id: Sampled(0) for span in plan.spans if span.samples}
+            return {span.request.id: Sampled([0]) for span in plan.spans if span.samples}
 
         with mock.patch.object(Runner, "run", copied):
             for stream in range(streams):

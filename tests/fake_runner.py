@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import hashlib
 
-from pitstop.types import SEGMENT, Logprob, Sampled, StepPlan, StepResult
+from pitstop.types import SEGMENT, Logprob, Sampled, Span, StepPlan, StepResult
 
 
 class FakeRunner:
-    """Runs plans on remembered tokens. The next token is a hash of everything before it, so a wrong context shows in the answer."""
+    """Runs plans on remembered tokens. The next token is a hash of everything before it, so a wrong context shows in the answer.
 
-    def __init__(self, vocab_size: int = 1000, lead_pages: int = 0) -> None:
+    repeats: the share of tokens that are a function of the latest three, and one of seven, so that the text repeats itself.
+    """
+
+    def __init__(self, vocab_size: int = 1000, lead_pages: int = 0, repeats: float = 0.0) -> None:
         self.vocab_size = vocab_size
         self.lead_pages = lead_pages
+        self.repeats = repeats
         self.pages: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.tails: dict[int, list[int | None]] = {}
         self.rows = 0
 
     def next_token(self, known: list[int]) -> int:
         digest = hashlib.sha256(repr(known).encode()).digest()
+        if digest[4] < 256 * self.repeats:
+            return hashlib.sha256(repr(known[-3:]).encode()).digest()[0] % 7
         return int.from_bytes(digest[:4], "little") % self.vocab_size
 
     def logits(self, known: list[int], first: int, end: int) -> bytes:
@@ -33,7 +39,7 @@ class FakeRunner:
                 tail = self.tails.setdefault(piece.tail, [None] * SEGMENT)
                 for offset in range(piece.count):
                     position = piece.start + offset
-                    tail[position % SEGMENT] = span.known[position]
+                    tail[position % SEGMENT] = (span.known + span.guess)[position]
         for span in plan.spans:
             for piece in span.pieces:
                 for page in piece.pages:
@@ -45,14 +51,23 @@ class FakeRunner:
             if span.wanted:
                 end = span.start + span.count
                 scores = [Logprob(t, 0.0) for t in span.request.prompt[end - span.wanted + 1 : end + 1]]
-                token = self.next_token(span.known) if span.samples else None
+                tokens = self.accepted(span) if span.samples else []
                 if span.request.score_from is not None:
-                    result[span.request.id] = Sampled(None, logits=self.logits(span.known, end - span.wanted, end))
+                    result[span.request.id] = Sampled([], logits=self.logits(span.known, end - span.wanted, end))
                     continue
-                result[span.request.id] = Sampled(token, None, scores if span.request.params.prompt_logprobs is not None else None)
+                result[span.request.id] = Sampled(tokens, None, scores if span.request.params.prompt_logprobs is not None else None)
         return result
 
+    def accepted(self, span: Span) -> list[int]:
+        known = list(span.known)
+        for guessed in [*span.guess, None]:
+            known.append(self.next_token(known))
+            if known[-1] != guessed:
+                break
+        return known[len(span.known) :]
+
     def _check(self, span) -> None:
+        tokens = span.known + span.guess
         covered = 0
         for piece in span.pieces:
             assert piece.row == covered
@@ -64,8 +79,8 @@ class FakeRunner:
             table = [("own", i) for i in range(end // SEGMENT)]
             table = [("lead", 0)] * (self.lead_pages if table else 0) + table
             for page, (kind, index) in zip(span.pages, table, strict=False):
-                assert self.pages[page] == (kind, tuple(span.known[index * SEGMENT : (index + 1) * SEGMENT])), f"page {page} holds others"
+                assert self.pages[page] == (kind, tuple(tokens[index * SEGMENT : (index + 1) * SEGMENT])), f"page {page} holds others"
             assert len(span.pages) >= len(table)
-            assert self.tails[piece.tail][: end - base] == span.known[base:end], f"tail {piece.tail} holds other tokens"
+            assert self.tails[piece.tail][: end - base] == tokens[base:end], f"tail {piece.tail} holds other tokens"
             covered += piece.count
         assert covered == span.count

@@ -17,5 +17,5 @@ def prompt_logits(llm: LLM, prompt: list[int]) -> np.ndarray:
         rows.append(engine._runner.logits(plan))
         span = plan.spans[0]
         scores = [Logprob(token, 0.0) for token in prompt[span.start + 1 : span.start + span.count + 1]]
-        engine.scheduler.settle(plan, {"score": Sampled(None, None, scores)})
+        engine.scheduler.settle(plan, {"score": Sampled([], None, scores)})
     return np.concatenate(rows)

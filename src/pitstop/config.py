@@ -9,6 +9,9 @@ from pathlib import Path
 
 from pitstop.errors import ConfigError
 
+MAX_SPECULATE = 32
+"""Tokens that may be guessed ahead a step and stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
@@ -35,6 +38,7 @@ class EngineConfig:
     prefill_chunk: int = 512
     max_running: int = 32
     ageing: float = 10.0  # seconds of waiting that are worth one step of priority
+    speculate: int = 0  # most tokens that are guessed ahead a step and stream; 0: none
     kv: KVConfig = field(default_factory=KVConfig)
 
 
@@ -168,6 +172,8 @@ def resolve(config: EngineConfig, *, model_context: int, cuda: bool, free_memory
     for name in ("prefill_chunk", "max_running"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0 <= config.speculate <= MAX_SPECULATE:
+        raise ConfigError(f"--speculate {config.speculate}: choose 0 (off) to {MAX_SPECULATE} tokens")
     context = config.kv.context or model_context
     if not 0 < context <= model_context:
         raise ConfigError(f"--context {context}: this model's context is {model_context} tokens")

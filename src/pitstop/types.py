@@ -186,7 +186,8 @@ class Span:
     """One request's share of a step: its tokens at positions start … start + count - 1.
 
     `known` are all its tokens so far, prompt first (the scheduler's own list: read it, never keep it). `pages` are its sealed segments'
-    in order, lead pages first, those that this step seals included. Logits are wanted for the last `wanted` rows.
+    in order, lead pages first, those that this step seals included. Logits are wanted for the last `wanted` rows. `guess`: tokens that may
+    come after the known ones; the last rows are theirs.
     """
 
     request: Request
@@ -196,15 +197,21 @@ class Span:
     pages: list[int]
     pieces: list[Piece]
     wanted: int = 0
+    guess: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
-        return self.known[self.start : self.start + self.count]
+        return self.known[self.start : self.start + self.count] + self.guess
 
     @property
     def samples(self) -> bool:
         """Whether the step chooses this request's next token."""
-        return self.start + self.count == len(self.known) and self.request.params.max_tokens > 0
+        return self.start + self.count - len(self.guess) == len(self.known) and self.request.params.max_tokens > 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is one certain row, with guessed ones or without, and all logits are wanted."""
+        return self.count == self.wanted == 1 + len(self.guess)
 
 
 @dataclass(slots=True)
@@ -218,16 +225,22 @@ class StepPlan:
     def rows(self) -> int:
         return sum(span.count for span in self.spans)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether there is nothing but decoding in it."""
+        return all(span.decodes for span in self.spans)
+
 
 class Sampled(NamedTuple):
-    """The token chosen after a span (None: not yet at its end), its log-probability if wanted, and those of the span's prompt tokens.
+    """The tokens chosen after a span, their log-probabilities if wanted, and those of the span's prompt tokens.
 
-    logits: for a request that scores, those of the span's wanted rows, [rows, vocab] fp32, little endian.
-    complete: the request's grammar allows nothing after the token. error: why the request cannot go on.
+    No tokens: not yet at its end. More than one: all but the last had been guessed. logits: for a request that scores, those of the span's
+    wanted rows, [rows, vocab] fp32, little endian. complete: the request's grammar allows nothing after the tokens. error: why the request
+    cannot go on.
     """
 
-    token: int | None
-    logprob: Logprob | None = None
+    tokens: list[int]
+    logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     logits: bytes = b""
     complete: bool = False

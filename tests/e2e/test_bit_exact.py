@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from foresight import foresight
 from toy_gguf import write_toy_gguf
 
 from pitstop import LLM, SamplingParams
@@ -102,6 +103,12 @@ def check_matrix(path: Path, longest: int, count: int, **options) -> None:
     llm = LLM(path, **options)
     assert bits(llm.generate(prompts, params)) == expected, f"a batch of {count}"
     same_bytes(llm, segments, most, f"a batch of {count}")
+    with foresight(prompts, [tokens for tokens, _ in expected]):
+        llm = LLM(path, speculate=4, **options)
+        assert bits(llm.generate(prompts, params)) == expected, "with guesses"
+        same_bytes(llm, segments, most, "with guesses")
+        stats = llm.engine.stats()
+        assert 0 < stats.accepted_tokens < stats.guessed_tokens, "with guesses: all or none came true"
     assert bits(LLM(path, prefix_cache=False, **options).generate(prompts, params)) == expected, "without a prefix cache"
     for chunk in (16, 64, 512):
         llm = LLM(path, prefill_chunk=chunk, **options)

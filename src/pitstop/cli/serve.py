@@ -23,6 +23,7 @@ from pitstop.cli.options import (
     size_option,
 )
 from pitstop.config import (
+    MAX_SPECULATE,
     TLS,
     ConnectionLimits,
     EngineConfig,
@@ -60,6 +61,9 @@ def serve(
     kv_guard: KVGuard = _KV.guard,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = _ENGINE.prefill_chunk,
     max_running: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = _ENGINE.max_running,
+    speculate: Annotated[
+        int, typer.Option(min=0, max=MAX_SPECULATE, help="Most tokens guessed ahead in one step; for text that repeats. 0: none.")
+    ] = _ENGINE.speculate,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429 Too Many Requests.")] = _POOL.max_waiting,
     max_waiting_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of these.")] = _POOL.max_waiting_tokens,
     max_per_key: Annotated[
@@ -131,6 +135,7 @@ def serve(
         threads=threads,
         prefill_chunk=prefill_chunk,
         max_running=max_running,
+        speculate=speculate,
         kv=KVConfig(codec=kv, memory=kv_memory, context=context, prefix_cache=prefix_cache, guard=kv_guard),
     )
     from pitstop.pool import spawn

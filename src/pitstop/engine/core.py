@@ -18,6 +18,7 @@ from pitstop.engine.protocol import Stats
 from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
+from pitstop.engine.speculation import Speculation
 from pitstop.errors import ConfigError
 from pitstop.kv.cache import KVCache
 from pitstop.kv.capacity import capacity, longest_stream, page_bytes, pages_within, reserved_tails, stream_pages, tail_bytes
@@ -28,7 +29,7 @@ from pitstop.models.weights.fetch import identity
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import dispatch
 from pitstop.text.tokenizer import end_tokens, token_table
-from pitstop.types import SEGMENT, Codec, KVShape, Output, Request, SamplingParams
+from pitstop.types import SEGMENT, Codec, KVShape, Output, Request, SamplingParams, StepPlan, StepResult
 
 CAPACITY_LENGTH = 8192
 """Tokens a stream, at which the operator is told how much fits, or the context where that is shorter."""
@@ -60,7 +61,7 @@ class Engine:
         model = load_model(source, config.device, context, config.activations)
         self._loss = guard.check(self.config, source, codec, shape, model)
         store = KVStore(codec, shape, pages, tails, config.device)
-        rows = config.prefill_chunk + config.max_running
+        rows = config.max_running + max(config.prefill_chunk, config.max_running * config.speculate)
         view = StepView(store, rows, config.max_running * (stream_pages(context, codec.lead_pages) + 1), config.device)
         vocabulary = source.vocabulary()
         ends = end_tokens(vocabulary)
@@ -84,7 +85,9 @@ class Engine:
             ageing=config.ageing,
         )
         self.scheduler.held = self._guided.held
-        self._counts = {"steps": 0, "prompt_tokens": 0, "generated_tokens": 0}
+        if config.speculate:
+            self.scheduler.speculation = Speculation(config.speculate)
+        self._counts = dict.fromkeys(("steps", "prompt_tokens", "generated_tokens", "guessed_tokens", "accepted_tokens"), 0)
         self.attended_cost = pace.attended_cost(source.config)
         self.recorder: Recorder | None = None
         self.work = 0.0
@@ -120,7 +123,7 @@ class Engine:
             result = self._runner.run(plan)
             if self.recorder is not None:
                 self.recorder.done()
-            self._count(plan.spans)
+            self._count(plan, result)
             outputs += self.scheduler.settle(plan, result)
         elif stalled:
             self._guided.wait(HOLD)
@@ -177,6 +180,8 @@ class Engine:
             f"{config.device}, {config.threads} threads, kernels: {dispatch.describe()}",
             f"KV cache: {store.codec.name}, {size / 2**20:.0f} MiB, {self.capacity}",
         ]
+        if config.speculate:
+            lines.append(f"Guessing ahead: up to {config.speculate} tokens a step and stream, as long as it pays")
         lines += self._source_notes + self._loss
         if self._rope_note:
             lines.append(self._rope_note)
@@ -186,13 +191,18 @@ class Engine:
             lines.append(f"WARNING: native kernels are missing ({reason}); the plain torch reference runs instead, MUCH slower")
         return lines
 
-    def _count(self, spans: list) -> None:
-        counts = self._counts
+    def _count(self, plan: StepPlan, result: StepResult) -> None:
+        counts, speculation = self._counts, self.scheduler.speculation
+        if speculation is not None and plan.decodes and self._runner.seconds is not None:
+            speculation.took(plan.rows, self._runner.seconds)
         counts["steps"] += 1
-        for span in spans:
+        for span in plan.spans:
             if not span.request.probe:
                 counts["prompt_tokens"] += max(min(span.start + span.count, len(span.request.prompt)) - span.start, 0)
-                counts["generated_tokens"] += span.samples
+                tokens = len(result[span.request.id].tokens) if span.samples else 0
+                counts["generated_tokens"] += tokens
+                counts["guessed_tokens"] += len(span.guess)
+                counts["accepted_tokens"] += max(tokens - 1, 0)
 
 
 def _sized(config: EngineConfig, codec: Codec, shape: KVShape) -> tuple[EngineConfig, int, int]:

@@ -1,4 +1,4 @@
-"""Decode steps as graphs: one per number of rows, recorded on first use and checked against the eager run before it is trusted."""
+"""Decode steps as graphs: one per number of rows and of spans, recorded on first use and checked against the eager run first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DecodeGraphs:
     def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._forward = forward
         self._arena = Arena()
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[tuple[int, int], Graph] = {}
         self._declined = False
 
     @staticmethod
@@ -31,14 +31,18 @@ class DecodeGraphs:
         """Whether `device` is where this process runs the native kernels."""
         return device == "cpu" and dispatch.native_missing() is None and "cpu" in dispatch.active()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """forward(x), in memory that the next call overwrites."""
+    def __len__(self) -> int:
+        """How many have been recorded."""
+        return len(self._graphs)
+
+    def __call__(self, x: torch.Tensor, spans: int) -> torch.Tensor:
+        """forward(x), in memory that the next call overwrites. spans: the step's, whose number its native calls have noted."""
         if self._declined:
             return self._forward(x)
-        graph = self._graphs.get(len(x))
+        graph = self._graphs.get(shape := (len(x), spans))
         if graph is None:
             try:
-                graph = self._graphs[len(x)] = self._record(x)
+                graph = self._graphs[shape] = self._record(x)
             except Unsupported as error:
                 log.warning("decode steps are not recorded: %s", error)
                 self._declined = True

@@ -82,6 +82,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0  # taken from the prefix cache
     generated_tokens: int = 0
     kv_touched: int = 0  # bytes of the process's memory that the KV pool has been given so far
+    guessed_tokens: int = 0  # computed ahead, as guessed
+    accepted_tokens: int = 0  # of these, those that came
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):

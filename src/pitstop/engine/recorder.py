@@ -26,6 +26,11 @@ class RecordedSpan(msgspec.Struct, frozen=True, array_like=True):
     count: int
     known: int
 
+    @property
+    def guessed(self) -> int:
+        """How many of them were guesses."""
+        return max(self.start + self.count - self.known, 0)
+
 
 class RecordedPlan(msgspec.Struct, frozen=True):
     number: int

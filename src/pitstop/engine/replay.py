@@ -9,6 +9,7 @@ from pathlib import Path
 from pitstop.engine import crash
 from pitstop.engine.core import Engine
 from pitstop.engine.crash import Crash
+from pitstop.engine.lookup import Lookup
 from pitstop.engine.recorder import RecordedPlan, RecordedSpan
 from pitstop.errors import PitstopError
 from pitstop.kv.cache import Holding
@@ -59,18 +60,21 @@ class Replay:
             self._catch_up(span)
         result = self._engine._runner.run(StepPlan([self._span(span) for span in plan.spans], self._copies()))
         for span in plan.spans:
+            tokens = result[span.id].tokens if span.id in result else []
+            if span.guessed:
+                self._engine._cache.resize(self._holdings[span.id], len(tokens) - span.count)
             self._commit(span)
-            sampled = result.get(span.id)
-            if sampled is not None and sampled.token is not None:
-                self._came(span, sampled.token)
+            if tokens:
+                self._came(span, tokens)
 
-    def _came(self, span: RecordedSpan, token: int) -> None:
+    def _came(self, span: RecordedSpan, tokens: list[int]) -> None:
         known = self._known[span.id]
-        self.came.setdefault(span.id, []).append(token)
-        if span.known == len(known):  # nobody heard of it any more
-            known.append(token)
-        elif known[span.known] != token:
-            self.differ.add(span.id)
+        self.came.setdefault(span.id, []).extend(tokens)
+        for position, token in enumerate(tokens, span.known):
+            if position == len(known):  # nobody heard of it any more
+                known.append(token)
+            elif known[position] != token:
+                self.differ.add(span.id)
 
     def _catch_up(self, span: RecordedSpan) -> None:
         """Compute what came before the span, the request alone."""
@@ -95,13 +99,22 @@ class Replay:
 
     def _span(self, span: RecordedSpan) -> Span:
         holding, request = self._holdings[span.id], self._requests[span.id]
-        pieces = self._engine._cache.reserve(holding, span.count)
+        known, guessed = self._known[span.id][: span.known], span.guessed
+        pieces = self._engine._cache.reserve(holding, span.count - guessed)
         if pieces is None:
             raise PitstopError("the KV cache is too small to hold what the record holds")
+        if guessed:
+            pieces = self._engine._cache.resize(holding, guessed)
         pages = holding.pages + [page for piece in pieces for page in piece.pages]
-        samples = span.start + span.count == span.known and request.params.max_tokens > 0
+        samples = span.start + span.count >= span.known and request.params.max_tokens > 0
         scores = request.params.prompt_logprobs is not None and span.start < len(request.prompt)
-        return Span(request, self._known[span.id][: span.known], span.start, span.count, pages, pieces, span.count if scores else samples)
+        wanted = span.count if scores else samples * (1 + guessed)
+        return Span(request, known, span.start, span.count, pages, pieces, wanted, self._guess(request, known, guessed))
+
+    def _guess(self, request: Request, known: list[int], count: int) -> list[int]:
+        """What was guessed then, a function of the known tokens; random ones where those are."""
+        found = Lookup(known, len(request.prompt)).guess(count) if count else []
+        return found + random.Random(request.id).choices(range(self._engine.vocab_size), k=count - len(found))
 
     def _commit(self, span: RecordedSpan) -> None:
         self._engine._cache.commit(self._holdings[span.id], self._known[span.id])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -28,10 +30,14 @@ class Runner:
         self._end_tokens = end_tokens
         self._guided = guided
         self._decode = DecodeGraphs(lambda x: model.forward(x, view)) if DecodeGraphs.usable(device) else None
+        self.seconds: float | None = None
+        """What the latest run took up to the logits; None when a graph was recorded, which takes longer."""
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run the plan's copies, then its spans as one batch, and sample."""
+        begin, recorded = time.perf_counter(), self._recorded
         logits = self.logits(plan)
+        self.seconds = time.perf_counter() - begin if self._recorded == recorded else None
         result: StepResult = {}
         first = 0
         for span in plan.spans:
@@ -47,8 +53,8 @@ class Runner:
         self._view.load(plan)
         tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
         x = self._model.embed(tokens)
-        if self._decode is not None and all(span.count == span.wanted == 1 for span in plan.spans):
-            return self._decode(x).numpy()
+        if self._decode is not None and plan.decodes:
+            return self._decode(x, len(plan.spans)).numpy()
         wanted: list[int] = []
         end = 0
         for span in plan.spans:
@@ -57,27 +63,49 @@ class Runner:
         rows = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         return self._model.forward(x, self._view, rows).cpu().numpy()
 
+    @property
+    def _recorded(self) -> int:
+        return len(self._decode) if self._decode is not None else 0
+
     def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
         """logits [rows, vocab]: of the span's wanted rows."""
         request, params = span.request, span.request.params
         if request.score_from is not None:
-            return Sampled(None, logits=logits.astype("<f4").tobytes())
+            return Sampled([], logits=logits.astype("<f4").tobytes())
         scores: list[Logprob] | None = None
         if params.prompt_logprobs is not None:
             end = span.start + span.count
             targets = request.prompt[end - span.wanted + 1 : end + 1]
             scores = [sampler.logprob(row, token, params.prompt_logprobs) for row, token in zip(logits, targets, strict=False)]
         if not span.samples:
-            return Sampled(None, None, scores)
-        known, begin = span.known, len(request.prompt)
-        guide = allowed = None
+            return Sampled([], None, scores)
+        rows = logits[len(logits) - 1 - len(span.guess) :]
+        sampled = self._accept(span, rows)
+        if params.logprobs is None:
+            return sampled._replace(prompt_logprobs=scores)
+        chosen = [sampler.logprob(row, token, params.logprobs) for row, token in zip(rows, sampled.tokens, strict=False)]
+        return sampled._replace(logprobs=chosen, prompt_logprobs=scores)
+
+    def _accept(self, span: Span, rows: np.ndarray) -> Sampled:
+        """The tokens that sampling one by one gives, each after all before it, as far as the guess has foreseen them, and one more.
+
+        rows [1 + guessed, vocab]. A token is a function of its row and of what comes before it (engine.sampler), and a row's bits do not
+        depend on what is computed beside it: so these are the tokens, to the bit, that come without guessing.
+        """
+        request, params, begin = span.request, span.request.params, len(span.request.prompt)
+        known = [*span.known] if span.guess else span.known
+        tokens: list[int] = []
+        complete = False
         try:
-            if params.grammar:
-                guide = self._guided.of(request)
-                allowed = guide.allowed(known[begin:])
-            token = sampler.sample(logits[-1], params, known, begin, request.choice, self._end_tokens, allowed)
-            complete = guide is not None and token not in self._end_tokens and guide.complete([*known[begin:], token])
+            guide = self._guided.of(request) if params.grammar else None
+            for row, guessed in zip(rows, [*span.guess, None], strict=True):
+                allowed = guide.allowed(known[begin:]) if guide is not None else None
+                token = sampler.sample(row, params, known, begin, request.choice, self._end_tokens, allowed)
+                tokens.append(token)
+                complete = guide is not None and token not in self._end_tokens and guide.complete([*known[begin:], token])
+                if complete or token != guessed:
+                    break
+                known.append(token)
         except InvalidRequest as error:  # the door has seen that the grammar can be used; how far, only the answer shows
-            return Sampled(None, None, scores, error=str(error))
-        chosen = None if params.logprobs is None else sampler.logprob(logits[-1], token, params.logprobs)
-        return Sampled(token, chosen, scores, complete=complete)
+            return Sampled(tokens, error=str(error))
+        return Sampled(tokens, complete=complete)

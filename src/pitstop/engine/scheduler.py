@@ -1,7 +1,8 @@
 """Which tokens to compute next. Pure Python, no torch: `plan` → (the step runs) → `settle`.
 
 There are no phases. Every request has known tokens (prompt, then answer) and computed ones, and each step lets the computed catch up
-with the known: prefill, chunked prefill, decode, and recomputation after a preemption are this one mechanism.
+with the known: prefill, chunked prefill, decode, and recomputation after a preemption are this one mechanism. So is the verification of
+guessed tokens: for one step they stand after the known ones.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pitstop.engine.lookup import Lookup
 from pitstop.engine.protocol import score_rows
+from pitstop.engine.speculation import Speculation
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
 from pitstop.kv.cache import Holding, KVCache
-from pitstop.types import FinishReason, Logprob, Output, Request, Span, StepPlan, StepResult
+from pitstop.types import SEGMENT, FinishReason, Logprob, Output, Request, Span, StepPlan, StepResult
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +32,7 @@ class Sequence:
     admitted_once: bool = False
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     logits: bytearray = field(default_factory=bytearray)
+    lookup: Lookup | None = None  # from its first guess on
 
     @property
     def prompt_length(self) -> int:
@@ -84,6 +88,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_running = max_running
         self.ageing = ageing
+        self.speculation: Speculation | None = None  # whose guesses steps may verify
         self.preemptions = 0
         self.cached_tokens = 0  # prompt tokens taken from the prefix index, all requests
         self.admitted: list[str] = []  # since the last take_changes
@@ -170,6 +175,8 @@ class Scheduler:
                 plan.spans.append(self._span(sequence, count))
         if self.preemptions == preemptions:
             self._admit(plan, budget)
+        if self.speculation is not None and plan.spans and plan.decodes:
+            self._guess(plan, self.speculation)
         plan.copies, self.cache.copies = self.cache.copies, []
         return plan
 
@@ -178,19 +185,21 @@ class Scheduler:
         outputs = []
         for span in plan.spans:
             sequence = self._sequences[span.request.id]
-            self.cache.commit(sequence.holding, sequence.known)
             sampled = result.get(span.request.id)
+            tokens = sampled.tokens if sampled is not None else []
+            sequence.known += tokens
+            if span.guess:
+                self.cache.resize(sequence.holding, max(len(tokens), 1) - span.count)
+            self.cache.commit(sequence.holding, sequence.known)
             if sampled is not None:
                 sequence.prompt_logprobs += sampled.prompt_logprobs or []
                 sequence.logits += sampled.logits
-            if sequence.pending:
+            if sequence.pending and not tokens:
                 continue
-            tokens = [sampled.token] if sampled is not None and sampled.token is not None else []
-            sequence.known += tokens
             complete, error = (sampled.complete, sampled.error) if sampled is not None else (False, "")
             finish = "error" if error else "stop" if complete else self._finish(sequence)
             output = self._end(sequence, tokens, finish) if finish else self._output(sequence, tokens, None)
-            output.logprobs = [sampled.logprob] if tokens and sampled.logprob is not None else None
+            output.logprobs = sampled.logprobs if tokens else None
             output.message, output.complete = error, complete
             outputs.append(output)
         return outputs
@@ -199,11 +208,13 @@ class Scheduler:
         """(start, count) of the spans that the next plan will have at most, unless something new is submitted."""
         spans = []
         budget = self.prefill_chunk
+        decodes = all(sequence.pending == 1 for sequence in self._running)
+        guessed = self.speculation.most if self.speculation is not None and decodes else 0
         for sequence in self._running:
             pending = sequence.pending
             count = min(pending, max(budget, 1))
             budget -= count if pending > 1 else 0
-            spans.append((sequence.holding.length, count))
+            spans.append((sequence.holding.length, count + guessed))
         if self._waiting and budget > 0 and len(self._running) < self.max_running:
             lengths = [len(sequence.known) for sequence in self._waiting]  # the prefix index may have any of it but the last rows
             spans.append((max(lengths), min(sum(lengths), budget)))
@@ -252,6 +263,31 @@ class Scheduler:
             budget -= count
             plan.spans.append(self._span(sequence, count))
 
+    def _guess(self, plan: StepPlan, speculation: Speculation) -> None:
+        """Let a step of decodes compute guessed tokens, too: as many as pay."""
+        found = [self._foreseen(span, speculation.most) for span in plan.spans]
+        counts = speculation.share([chances for _, chances in found])
+        for span, (tokens, _), count in zip(plan.spans, found, counts, strict=True):
+            if count:
+                span.guess = tokens[:count]
+                span.pieces = self.cache.resize(self._sequences[span.request.id].holding, count)
+                span.count += count
+                span.wanted += count
+
+    def _foreseen(self, span: Span, most: int) -> tuple[list[int], list[float]]:
+        """Tokens that may come, and the chances that each and all before it do. None of them may end the answer, or fill the segment."""
+        params, sequence = span.request.params, self._sequences[span.request.id]
+        left = params.max_tokens - (len(sequence.known) - sequence.prompt_length)
+        most = min(most, left - 1, SEGMENT - 2 - span.start % SEGMENT)
+        if most <= 0 or not span.samples:
+            return [], []
+        if sequence.lookup is None:
+            sequence.lookup = Lookup(sequence.known, sequence.prompt_length)
+        tokens = sequence.lookup.guess(most)
+        ends = [at for at, token in enumerate(tokens) if token in self.end_tokens or token in params.stop_token_ids]
+        tokens = tokens[: ends[0]] if ends else tokens
+        return tokens, sequence.lookup.chances(len(tokens))
+
     def _span(self, sequence: Sequence, count: int) -> Span:
         """The span of the tokens just reserved."""
         holding = sequence.holding
@@ -280,7 +316,7 @@ class Scheduler:
         return "length" if generated >= params.max_tokens else None
 
     def _output(self, sequence: Sequence, tokens: list[int], finish: FinishReason | None) -> Output:
-        first = len(sequence.known) - sequence.prompt_length <= 1 and not sequence.request.emitted
+        first = len(sequence.known) - sequence.prompt_length <= len(tokens) and not sequence.request.emitted
         scores = sequence.prompt_logprobs if first and sequence.request.params.prompt_logprobs is not None else None
         logits = bytes(sequence.logits) if finish == "length" else b""
         return Output(sequence.request.id, tokens, None, finish, sequence.cached_tokens, scores, logits=logits)

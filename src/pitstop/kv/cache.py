@@ -103,6 +103,19 @@ class KVCache:
         holding.pending = pieces
         return pieces
 
+    def resize(self, holding: Holding, rows: int) -> list[Piece]:
+        """Let the step that `reserve` prepared have so many rows more, for guessed tokens, or fewer, for those that were wrong: its pieces.
+
+        They lie in its last piece's segment and never fill it: what is sealed is certain. So they need no slot, and the next rows of the
+        stream overwrite the wrong ones before anybody looks at them.
+        """
+        *pieces, last = holding.pending
+        last = last._replace(count=last.count + rows)
+        open_still = not last.pages and last.start % SEGMENT + last.count < SEGMENT
+        assert open_still, f"guessed rows fill a segment: {last}"
+        holding.pending = [*pieces, last]
+        return holding.pending
+
     def commit(self, holding: Holding, tokens: list[int]) -> None:
         """The step that `reserve` prepared has run; `tokens` are all the request's known tokens."""
         for piece in holding.pending:

@@ -11,7 +11,7 @@ from pitstop.types import FinishReason
 
 State = Literal["loading", "ready", "restarting", "draining", "stopped"]
 
-_COUNTERS = ("steps", "preemptions", "prompt_tokens", "cached_tokens", "generated_tokens")
+_COUNTERS = ("steps", "preemptions", "prompt_tokens", "cached_tokens", "generated_tokens", "guessed_tokens", "accepted_tokens")
 
 
 class Observer(Protocol):

@@ -180,3 +180,5 @@ def _engine(now: Gauges) -> Iterator[Metric]:
     yield _counter("prompt_tokens_computed", "Prompt tokens computed.", stats.prompt_tokens)
     yield _counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", stats.cached_tokens)
     yield _counter("generated_tokens", "Tokens generated.", stats.generated_tokens)
+    yield _counter("guessed_tokens", "Tokens that were guessed and computed ahead (--speculate).", stats.guessed_tokens)
+    yield _counter("accepted_tokens", "Of the guessed tokens, those that came.", stats.accepted_tokens)

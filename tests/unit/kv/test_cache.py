@@ -65,6 +65,26 @@ class CacheMachine(RuleBasedStateMachine):
                 self.written[page] = (page != piece.seal, tuple(tokens[base : base + 128]))
         self.cache.commit(holding, tokens)
 
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2), guessed=st.integers(1, 9), right=st.integers(0, 9), cancel=st.integers(0, 4))
+    def guess_ahead(self, which: int, guessed: int, right: int, cancel: int) -> None:
+        """A step of one certain row and guessed ones, of which some turn out right."""
+        holding, tokens = stream = self.open[which % len(self.open)]
+        start = holding.length
+        guessed = min(guessed, len(tokens) - start - 1, 126 - start % 128)
+        if guessed < 1 or self.cache.reserve(holding, 1) is None:
+            return
+        [piece] = self.cache.resize(holding, guessed)
+        assert (piece.start, piece.count, piece.pages) == (start, 1 + guessed, ())
+        self.cache.check()
+        if cancel == 4:
+            self.close(stream)
+            return
+        right = min(right, guessed)
+        self.cache.resize(holding, right - guessed)
+        self.cache.commit(holding, tokens[: start + 1 + right])
+        assert holding.length == start + 1 + right
+
     @precondition(lambda self: not self.open)
     @rule(kind=st.integers(0, 1))
     def twins(self, kind: int) -> None:
