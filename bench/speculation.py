@@ -2,8 +2,8 @@
 
     python bench/speculation.py [--model NAME_OR_PATH] [--speculate 8] [--streams 1,8] [--kinds code,list,questions,stories] [--turns 5]
 
-Run it on an idle machine. One engine answers the same requests with guesses and without, in turns, the prompts in its prefix cache; both must
-give the same tokens. With one stream the requests come one after the other, with 8 all at once. A ratio is the median of those of the
+Run it on an idle machine. One engine answers the same requests with guesses and without, in turns, the prompts in its prefix cache; both
+must give the same tokens. With one stream the requests come one after the other, with 8 all at once. A ratio is the median of those of the
 turns. Accepted: of the guessed tokens. The last line is JSON.
 """
 
@@ -34,7 +34,7 @@ SUBJECTS = (
     "an old lighthouse",
     "two brothers",
     "a baker",
-    "a train at night",
+    "a night train",
     "the last tree",
     "a small robot",
 )

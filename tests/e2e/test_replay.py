@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from foresight import computed
 from toy_gguf import write_toy_gguf
 
 from pitstop import LLM, SamplingParams
@@ -22,30 +25,34 @@ def model(tmp_path: Path) -> Path:
     return write_toy_gguf(tmp_path / "toy.gguf", tied=False)
 
 
-def record(model: Path, prompts: bool, directory: Path) -> tuple[Path, dict[str, list[int]]]:
-    """Four requests of several chunks, cut off after 50 steps; the file, and the answers as far as anybody heard of them."""
-    config = EngineConfig(model=str(model), prefill_chunk=64, max_running=3, kv=KVConfig(context=600, memory=1 << 21))
-    engine = LLM(model, prefill_chunk=64, max_running=3, context=600, memory=1 << 21).engine
+def record(model: Path, prompts: bool, directory: Path, speculate: int = 0) -> tuple[Path, dict[str, list[int]]]:
+    """Four requests of several chunks, cut off after 50 steps; the file, and the answers as far as anybody heard of them.
+
+    With guesses: greedy, so that the model repeats itself.
+    """
+    config = EngineConfig(model=str(model), prefill_chunk=64, max_running=3, speculate=speculate, kv=KVConfig(context=600, memory=1 << 21))
+    engine = LLM(model, prefill_chunk=64, max_running=3, speculate=speculate, context=600, memory=1 << 21).engine
     fd = recorder.memory()
     engine.recorder = Recorder(fd)
+    params = SamplingParams(max_tokens=180 if speculate else 60, temperature=0.0 if speculate else 1.0, ignore_eos=bool(speculate))
     requests = {
         f"r{i}": Request(
-            id=f"r{i}", prompt=[(7 * i + j) % 250 for j in range(length)], params=SamplingParams(max_tokens=60, seed=i, stop=("x",))
+            id=f"r{i}", prompt=[(7 * i + j) % 250 for j in range(length)], params=msgspec.structs.replace(params, seed=i, stop=("x",))
         )
         for i, length in enumerate((3, 130, 300, 40))
     }
     for request in requests.values():
         engine.submit(request)
     emitted: dict[str, list[int]] = {name: [] for name in requests}
-    for _ in range(50):
-        for output in engine.step():
-            emitted[output.id] += output.tokens
+    with computed():
+        for _ in range(50):
+            for output in (outputs := engine.step()):
+                emitted[output.id] += output.tokens
     plans = recorder.read(fd)
     last = plans[-1]
     plans[-1] = RecordedPlan(last.number, False, last.spans)  # as if it had not ended: its tokens are not known
-    for span in last.spans:
-        if span.start + span.count == span.known:
-            emitted[span.id].pop()
+    for output in outputs:
+        del emitted[output.id][-len(output.tokens) :]
     kept = {name: crash.recorded(request, emitted[name], prompts) for name, request in requests.items()}
     return crash.write(directory, "was killed by SIGSEGV", config, plans, kept), emitted
 
@@ -67,6 +74,24 @@ def test_recorded_plans_give_the_same_tokens(model: Path, tmp_path: Path):
     for name, tokens in lines.items():
         came = list(map(int, tokens.split()))
         assert came[:-1] == emitted[name][-(len(came) - 1) :], "all but the one that nobody had heard of"
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+def test_recorded_guesses_are_guessed_again(model: Path, tmp_path: Path, prompts: bool):
+    path, emitted = record(model, prompts, tmp_path / "crashes", speculate=5)
+    spans = [span for plan in crash.load(path).plans for span in plan.spans]
+    assert sum(span.guessed for span in spans) > 20
+    assert any(a.id == b.id and b.start - a.start > 1 == a.known - a.start for a, b in itertools.combinations(spans, 2)), "none came true"
+    done = replay(path)
+    assert done.returncode == 0, done.stderr
+    assert "It does not die" in done.stdout
+    if prompts:
+        assert "others than then" not in done.stdout
+        lines = dict(line.split(": tokens ") for line in done.stdout.splitlines() if ": tokens " in line)
+        for name, tokens in lines.items():
+            came = list(map(int, tokens.split()))
+            heard = [len(came) - ahead for ahead in range(1, 7) if came[:-ahead] == emitted[name][-(len(came) - ahead) :]]
+            assert heard, "all but those that nobody had heard of"
 
 
 def test_another_token_than_then_is_told(model: Path, tmp_path: Path):
