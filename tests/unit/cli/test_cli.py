@@ -91,8 +91,8 @@ def test_serve_with_defaults_is_the_configs_with_defaults(served: list[tuple], t
 def test_serve_options_become_configs(served: list[tuple], toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PITSTOP_API_KEYS", "one, two")
     options = """--host 0.0.0.0 --port 9000 --model-name mine --device cpu --backend ref --threads 3 --context 512 --kv raw16
-        --activations int8 --kv-memory 2GiB --kv-guard strict --prefill-chunk 64 --max-running 4 --speculate 6 --max-waiting 5 --no-prefix-cache
-        --request-timeout 7.5 --max-body 3MB --log-level error"""
+        --activations int8 --kv-memory 2GiB --kv-guard strict --prefill-chunk 64 --max-running 4 --max-waiting 5 --no-prefix-cache
+        --speculate 6 --request-timeout 7.5 --max-body 3MB --log-level error"""
     assert run("serve", str(toy), *options.split()) == 0
     [(server, pool, engine, _)] = served
     assert server == ServerConfig(
