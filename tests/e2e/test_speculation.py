@@ -26,7 +26,7 @@ EVERYTHING = {
     "presence_penalty": 0.2,
     "frequency_penalty": 0.4,
     "logit_bias": {40: 3.0, 41: -100.0},
-    "min_tokens": 120,
+    "min_tokens": 30,
 }
 
 
@@ -90,7 +90,7 @@ def test_no_codec_sees_a_wrong_guess(toy: Path, codec: str) -> None:
         again = llm.generate(prompts, params)
         assert sum(output.cached_tokens for output in again) > 0.5 * sum(map(len, prompts))
         assert bits(again) == expected, "from the prefix cache"
-        scarce = LLM(toy, speculate=4, memory=memory, max_running=4, cached_tails=0, **options)
+        scarce = LLM(toy, speculate=4, memory=memory, max_running=4, prefill_chunk=128, cached_tails=0, **options)
         assert bits(scarce.generate(prompts, params)) == expected, "under preemption"
         assert scarce.engine.scheduler.preemptions > 0
         assert_some_came(scarce)
@@ -121,7 +121,7 @@ def test_choices_differ_as_they_do_without_guesses(toy: Path, wrong: int) -> Non
         assert bits(llm.generate([[7] * 200], params, n=4)) == expected
     stats = llm.engine.stats()
     assert stats.guessed_tokens > 0
-    assert (stats.accepted_tokens == 0) == (wrong == 1)
+    assert (stats.accepted_tokens < 10) == (wrong == 1), "another choice may draw the very token by chance"
 
 
 def test_a_stop_string_within_a_group_of_tokens_ends_the_answer_there(toy: Path) -> None:
@@ -174,8 +174,22 @@ def test_a_planted_fault_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fau
     else:
         call = DecodeGraphs.__call__
         monkeypatch.setattr(DecodeGraphs, "__call__", lambda self, x, spans: call(self, x, 0))
-    with foresight(prompts, answers(expected)), pytest.raises((AssertionError, ValueError)):
-        assert bits(LLM(toy, backend="cpu", speculate=5).generate(prompts, params)) == expected
+    with pytest.raises((AssertionError, ValueError)):
+        compare(toy, prompts, params, expected)
+
+
+def compare(toy: Path, prompts: list, params: list, expected: list) -> None:
+    """One stream of six rows a step, then three streams of two."""
+    with foresight(prompts, answers(expected)):
+        llm = LLM(toy, backend="cpu", speculate=5)
+        assert bits(llm.generate(prompts[:1], params[:1])) == expected[:1]
+        llm.engine.scheduler.speculation.most = 1
+        assert bits(llm.generate(prompts, params)) == expected
+
+
+def test_without_a_planted_fault_that_comparison_passes(toy: Path) -> None:
+    prompts, params = prompts_and_params(3, length=60)
+    compare(toy, prompts, params, bits(LLM(toy, backend="cpu").generate(prompts, params)))
 
 
 def never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
