@@ -10,7 +10,7 @@ from foresight import computed, foresight
 from servers import model_server
 from toy_gguf import write_toy_gguf
 
-from pitstop import LLM, SamplingParams
+from pitstop import LLM, SamplingParams, guide
 from pitstop.engine import sampler
 from pitstop.engine.graphs import DecodeGraphs
 from pitstop.engine.runner import Runner
@@ -136,6 +136,21 @@ def test_a_stop_string_within_a_group_of_tokens_ends_the_answer_there(toy: Path)
                 choice = LLM(toy, backend="cpu", speculate=7).generate(prompt, params)[0].choices[0]
             assert choice == expected
             assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("wrong", [4, 1000])
+def test_answers_of_a_given_form_are_guessed_too(toy: Path, wrong: int) -> None:
+    """One that is complete within a group of tokens ends there, and nothing is sampled after it."""
+    forms = (guide.regex("[a-f]{25}"), guide.regex("([a-c]{3}-){20}"), guide.choice(["yes, of course", "no, never at all"]))
+    prompts = [[30 + i] * (5 + i) for i in range(6)]
+    params = [SamplingParams(max_tokens=60, temperature=i % 2, seed=i, logprobs=2, grammar=forms[i % 3]) for i in range(6)]
+    plain = LLM(toy, backend="cpu").generate(prompts, params)
+    assert {output.finish_reason for output in plain} == {"stop", "length"}
+    with foresight(prompts, [[*output.tokens, 7, 7, 7] for output in plain], wrong):
+        llm = LLM(toy, backend="cpu", speculate=4)
+        found = llm.generate(prompts, params)
+    assert [output.choices for output in found] == [output.choices for output in plain]
+    assert llm.engine.stats().accepted_tokens > 50
 
 
 def test_recorded_steps_with_guesses_are_the_eager_ones(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

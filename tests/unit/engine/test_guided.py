@@ -114,7 +114,7 @@ def test_a_complete_answer_stops_with_its_last_token_and_a_dead_end_is_an_error(
     for name in ("whole", "dead", "on"):
         scheduler.submit(request(name))
     plan = scheduler.plan()
-    result = {"whole": Sampled(7, complete=True), "dead": Sampled(None, error="no way on"), "on": Sampled(9)}
+    result = {"whole": Sampled([7], complete=True), "dead": Sampled([], error="no way on"), "on": Sampled([9])}
     outputs = {output.id: output for output in scheduler.settle(plan, result)}
     assert (outputs["whole"].tokens, outputs["whole"].finish, outputs["whole"].complete) == ([7], "stop", True)
     assert (outputs["dead"].tokens, outputs["dead"].finish, outputs["dead"].message) == ([], "error", "no way on")
