@@ -215,7 +215,8 @@ def learned(seconds: Callable[[int], float], *rows: int) -> Speculation:
 
 
 def test_rows_that_cost_nothing_are_all_taken() -> None:
-    assert learned(lambda rows: 5.0, 1, 9).share([[0.9**at for at in range(1, 9)]]) == [8]
+    assert learned(lambda rows: 5.0, 1, 9).share([[0.9**at for at in range(1, 9)]]) == [7]
+    assert learned(lambda rows: 5.0, 5, 45).share([[0.9**at for at in range(1, 9)]] * 5) == [8, 8, 8, 8, 7]
 
 
 def test_rows_that_cost_what_a_stream_costs_are_not_worth_it() -> None:
@@ -226,8 +227,17 @@ def test_as_many_are_taken_as_make_tokens_come_fastest() -> None:
     """By trying every number."""
     chances = [0.8**at for at in range(1, 9)]
     for cost in (0.05, 0.1, 0.2, 0.4, 0.9):
-        rates = [(1 + sum(chances[:count])) / (1 + cost * count) for count in range(9)]
+        rates = [(1 + sum(chances[:count])) / (1 + cost * count) for count in range(8)]
         assert learned(lambda rows, cost=cost: 1 + cost * (rows - 1), *range(1, 10)).share([chances]) == [rates.index(max(rates))]
+
+
+def test_large_steps_come_in_few_sizes() -> None:
+    rng = random.Random(0)
+    speculation = learned(lambda rows: 1 + 0.02 * rows, *range(1, 60))
+    sizes = {streams + sum(speculation.share([sorted((rng.random() for _ in range(8)), reverse=True) for _ in range(streams)]))
+             for streams in range(1, 12) for _ in range(30)}  # fmt: skip
+    assert {size for size in sizes if size > 11} <= set(range(12, 100, 4))
+    assert len(sizes) > 10
 
 
 def test_the_likeliest_come_first_whosever_they_are() -> None:
