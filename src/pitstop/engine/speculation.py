@@ -16,7 +16,7 @@ RISE = 0.25
 """Share of a longer time that counts at once; a shorter one counts fully, because whatever disturbs a measurement makes it longer."""
 
 GRAIN = 4
-"""From twice as many rows on, steps with guesses have a multiple of it: each number of rows is recorded as a graph, which takes time once."""
+"""Beyond twice as many rows, steps with guesses have a multiple of it: each number is recorded as a graph, which takes time once."""
 
 HOPELESS = 0.1
 """Guesses with less of a chance are not considered."""
