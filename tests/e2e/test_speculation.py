@@ -16,7 +16,7 @@ from pitstop.engine.graphs import DecodeGraphs
 from pitstop.engine.runner import Runner
 from pitstop.kv import view
 from pitstop.kv.capacity import page_bytes, stream_pages, tail_bytes
-from pitstop.types import Request
+from pitstop.types import Request, Sampled
 
 CODECS = ("raw16", "int8", "int4", "adaptive8", "delta8")
 EVERYTHING = {
@@ -170,7 +170,8 @@ def test_a_planted_fault_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fau
     expected = bits(LLM(toy, backend="cpu").generate(prompts, params))
     if fault == FAULTS[0]:
         accept = Runner._accept
-        monkeypatch.setattr(Runner, "_accept", lambda self, span, rows: span.guess[:1] or accept(self, span, rows))
+        wrong = lambda self, span, rows: Sampled(span.guess[:1]) if span.guess else accept(self, span, rows)  # noqa: E731
+        monkeypatch.setattr(Runner, "_accept", wrong)
     elif fault == FAULTS[1]:
         sample = sampler.sample
         shortest = {}
