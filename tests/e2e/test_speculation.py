@@ -190,7 +190,7 @@ def test_a_planted_fault_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fau
     else:
         call = DecodeGraphs.__call__
         monkeypatch.setattr(DecodeGraphs, "__call__", lambda self, x, spans: call(self, x, 0))
-    with pytest.raises((AssertionError, ValueError)):
+    with pytest.raises((AssertionError, ValueError, RuntimeError)):  # rows that were never written may hold NaN, which a recording refuses
         compare(toy, prompts, params, expected)
 
 
