@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faults import Fault
 from lasting import Lasting
 from pools import toy_model
-from toys import CHAT_TEMPLATE
+from toys import CHAT_TEMPLATE, TOOL_TEMPLATE
 
 from pitstop.cli.logs import configure_logs
 from pitstop.config import TLS, ConnectionLimits, EngineConfig, HealthConfig, PoolConfig, ServerConfig
@@ -33,7 +33,8 @@ STRICT = (
 
 
 def read(model: str) -> Opened:
-    return toy_model(model, STRICT + CHAT_TEMPLATE if options.strict_template else CHAT_TEMPLATE)
+    template = TOOL_TEMPLATE if options.tool_template else CHAT_TEMPLATE
+    return toy_model(model, STRICT + template if options.strict_template else template)
 
 
 async def serve() -> None:
@@ -81,6 +82,7 @@ parser.add_argument("--max-per-key", type=int, default=0)
 parser.add_argument("--stop-timeout", type=float, default=10)
 parser.add_argument("--timeout", type=float, default=60)
 parser.add_argument("--strict-template", action="store_true")
+parser.add_argument("--tool-template", action="store_true", help="the model is one that was trained for tools")
 parser.add_argument("--admin", action="store_true")
 parser.add_argument("--admin-key", default="")
 parser.add_argument("--max-logits", type=int, default=protocol.MAX_LOGITS)

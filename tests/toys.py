@@ -10,6 +10,14 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}"
+    """{{ 'Call as <tool_call>{"name": …, "arguments": …}</tool_call><|im_end|>\n' }}{% endif %}"""
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' }}{{ call.function | tojson }}{{ '</tool_call>' }}{% endfor %}{{ '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
 TOY_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|tool|>")
 TOY_WORDS = ("<think>",)
 TOY_MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "Ġwor l", "Ġworl d", "Ġ Ġ", "Ċ Ċ", "ð Ł", "ä ¸")

@@ -124,6 +124,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     A lower `priority` is served earlier.
     `emitted`: what a worker that is gone has answered already; the answer goes on after it, and it counts as generated in every respect.
     `probe`: a health check's, not a user's: in no count, and neither served from the prefix cache nor left in it.
+    `shown`: control tokens whose spelling is part of the answer's text; the front's affair.
     `score_from`: the logits at the prompt's positions from this one on are wanted themselves, and nothing else; max_tokens must be 0.
     """
 
@@ -138,6 +139,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     emitted: list[int] = []
     probe: bool = False
     score_from: int | None = None
+    shown: tuple[int, ...] = ()
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

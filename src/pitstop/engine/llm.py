@@ -186,5 +186,5 @@ class _Event:
 
 
 def _event(output, stream: TextStream) -> _Event:
-    text, tokens, _, finish = stream.settle(output.tokens, output.finish, output.complete)
+    text, tokens, _, finish, _ = stream.settle(output.tokens, output.finish, output.complete)
     return _Event(text, tokens, (output.logprobs or [])[: len(tokens)], finish, output.cached_tokens, output.prompt_logprobs)

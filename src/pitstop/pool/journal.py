@@ -64,7 +64,7 @@ class Entry:
     def _begin(self) -> None:
         params = self.request.params
         if self.texts is not None:
-            self.text = TextStream(self.texts.tokenizer, params.stop, params.min_tokens)
+            self.text = TextStream(self.texts.tokenizer, params.stop, params.min_tokens, self.request.shown)
 
     def begin_again(self) -> None:
         """Nobody knows whether what has come so far is right."""

@@ -31,7 +31,7 @@ class Delta(NamedTuple):
 
     tokens: the new token ids, an end token included; text: what is settled of their text (may lag behind, never half a character);
     scores: of those tokens that are part of the text; prompt_scores: of prompt tokens 1, 2, …, on the first delta; logits: for
-    Request.score_from, [rows, vocab] fp32, little endian, on the last.
+    Request.score_from, [rows, vocab] fp32, little endian, on the last; stop: the stop string that ended it.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Delta(NamedTuple):
     prompt_scores: list[TokenScore] | None = None
     message: str = ""
     logits: bytes = b""
+    stop: str | None = None
 
 
 class Stream:

@@ -15,27 +15,34 @@ from starlette.responses import Response
 
 from pitstop import __version__
 from pitstop.errors import PitstopError
-from pitstop.server import chat, completions, drain, health, models, tokens, upgrade
+from pitstop.server import chat, completions, drain, health, messages, models, responses, tokens, upgrade
 from pitstop.server.errors import Refused, answer_error
 from pitstop.server.gate import Gate, authorize, authorize_admin, take_slot
 from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pitstop.server.schema import answers as shapes
 from pitstop.server.schema.admin import ScoreRequest, UpgradeRequest
+from pitstop.server.schema.messages import CountRequest, MessagesRequest
+from pitstop.server.schema.responses import ResponsesRequest
 from pitstop.server.score import ScoreAnswer, Scoring
 from pitstop.server.service import Service
 from pitstop.server.streaming import CLIENT_GONE
 
-_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, shapes.ErrorAnswer)
+_STREAMED = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
+_BODIES = (*_STREAMED, CountRequest, TokenizeRequest, DetokenizeRequest, shapes.ErrorAnswer, shapes.AnthropicErrorAnswer)
 _ADMIN_BODIES = (ScoreRequest, UpgradeRequest)
 _REFS = "#/components/schemas/{model}"
 
-_ERROR = {
-    "description": "OpenAI's error object.",
-    "content": {"application/json": {"schema": {"$ref": _REFS.format(model=shapes.ErrorAnswer.__name__)}}},
-}
+_ANTHROPIC = (MessagesRequest, CountRequest)
+
+
+def _error(whose: str, answer: type[BaseModel]) -> dict[str, Any]:
+    schema = {"$ref": _REFS.format(model=answer.__name__)}
+    return {"description": f"{whose} error object.", "content": {"application/json": {"schema": schema}}}
+
+
 _EVENT = {
     "type": "object",
-    "description": "A server-sent event: data is a chunk as OpenAI defines it, an error object, or [DONE].",
+    "description": "A server-sent event: data is a chunk or an event as the API defines it, an error object, or [DONE].",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
@@ -56,8 +63,9 @@ def create_app(service: Service) -> FastAPI:
     get = {"methods": ["GET"]}
 
     def route(path: str, endpoint, answer: type[BaseModel] | None, errors: str, body: type[BaseModel] | None = None, **options) -> None:
-        responses: dict[int | str, dict] = {int(code): _ERROR for code in errors.split()}
-        if body in (ChatRequest, CompletionRequest):
+        error = _error("Anthropic's", shapes.AnthropicErrorAnswer) if body in _ANTHROPIC else _error("OpenAI's", shapes.ErrorAnswer)
+        responses: dict[int | str, dict] = {int(code): error for code in errors.split()}
+        if body in _STREAMED:
             responses[200] = {"content": {"text/event-stream": {"schema": _EVENT}}}
         extra = _body(body) if body is not None else None
         app.add_api_route(path, endpoint, response_model=answer, responses=responses, openapi_extra=extra, **options)
@@ -65,8 +73,12 @@ def create_app(service: Service) -> FastAPI:
     generation_errors = "400 401 404 408 413 415 429 500 503 504"
     route("/v1/chat/completions", chat.create_chat_completion, shapes.ChatAnswer, generation_errors, ChatRequest, **post)
     route("/v1/completions", completions.create_completion, shapes.CompletionAnswer, generation_errors, CompletionRequest, **post)
-    route("/tokenize", tokens.tokenize, shapes.TokenizeAnswer, "400 401 404 408 413 415 429 500 503", TokenizeRequest, **post)
-    route("/detokenize", tokens.detokenize, shapes.DetokenizeAnswer, "400 401 404 408 413 415 429 500 503", DetokenizeRequest, **post)
+    route("/v1/responses", responses.create_response, shapes.ResponsesAnswer, generation_errors, ResponsesRequest, **post)
+    route("/v1/messages", messages.create_message, shapes.MessageAnswer, generation_errors, MessagesRequest, **post)
+    token_errors = "400 401 404 408 413 415 429 500 503"
+    route("/v1/messages/count_tokens", messages.count_tokens, shapes.CountAnswer, token_errors, CountRequest, **post)
+    route("/tokenize", tokens.tokenize, shapes.TokenizeAnswer, token_errors, TokenizeRequest, **post)
+    route("/detokenize", tokens.detokenize, shapes.DetokenizeAnswer, token_errors, DetokenizeRequest, **post)
     route("/v1/models", models.list_models, shapes.ModelList, "401", **keyed, **get)
     route("/v1/models/{id:path}", models.get_model, shapes.Model, "401 404", **keyed, **get)
     route("/livez", health.livez, shapes.Status, "", **get)

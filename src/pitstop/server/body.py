@@ -83,7 +83,7 @@ def parse(body: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid(error) from None
 
 
 def _json(body: bytes) -> Any:
@@ -132,7 +132,8 @@ def field_path(location: tuple[str | int, ...]) -> str:
     return path
 
 
-def _invalid(error: ValidationError) -> InvalidRequest:
+def invalid(error: ValidationError) -> InvalidRequest:
+    """The first offending value, as an error that names it."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     first = next((item for item in found if item["type"] != "extra_forbidden"), found[0])
     path = field_path(first["loc"])

@@ -5,14 +5,16 @@ from __future__ import annotations
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from pitstop.errors import InvalidRequest
+from pitstop.guide.tools import Words
 from pitstop.pool import Delta, Pool, Served, TokenScore
 from pitstop.server.body import parse
-from pitstop.server.generation import answer_budget, check_places, draw_seed, engine_requests, form_of, generate, json_logprob, new_head
-from pitstop.server.prepared import Prepared
+from pitstop.server.conversation import converse
+from pitstop.server.generation import generate, json_logprob, new_head
+from pitstop.server.prepared import Prepared, Shape
 from pitstop.server.schema import ChatRequest
 from pitstop.server.schema.answers import Chunk
 from pitstop.server.service import Service
+from pitstop.server.tools import Call, Said, Voice
 
 
 async def create_chat_completion(http: HTTPRequest) -> Response:
@@ -23,53 +25,48 @@ async def create_chat_completion(http: HTTPRequest) -> Response:
 def prepare_chat(service: Service, pool: Pool, served: Served, body: bytes, arrival: float) -> Prepared:
     """Check everything, render the template. Raises InvalidRequest or ModelNotFound."""
     chat = parse(body, ChatRequest)
-    service.check_model(chat.model)
-    longest = service.config.request_timeout
-    chat.check_generation(service.config.max_choices, longest)
-    check_places(1, chat, pool)
-    wanted, logprobs = chat.wanted_tokens(), chat.wanted_logprobs()
-    prompt = served.texts.template.render([message.for_template() for message in chat.messages])
-    if not prompt:
-        raise InvalidRequest("the model's template makes an empty prompt of these messages", "messages")
-    max_tokens = answer_budget(len(prompt), wanted, None, served.facts.context, "messages")
-    params = chat.sampling(draw_seed(), max_tokens, logprobs, grammar=form_of(chat, served))
-    params.check_vocabulary(served.facts.vocab_size)
     head = new_head("chatcmpl", "chat.completion.chunk", service.config.model_name)
-    requests = engine_requests(head["id"], [prompt], [params], chat, arrival, longest)
-    return Prepared(requests, ChatShape(head, chat.include_usage, chat.choices), bool(chat.stream), chat.include_usage)
+    requests, voices = converse(service, pool, served, chat, head["id"], arrival)
+    return Prepared(requests, ChatShape(head, chat.include_usage, voices), bool(chat.stream), chat.include_usage)
 
 
-class ChatShape:
-    """The first chunk of a choice has the role and the first words, the last one only the finish reason."""
+class ChatShape(Shape):
+    """The first chunk of a choice has the role and the first words or call, the last one only the finish reason.
 
-    def __init__(self, head: Chunk, usage_field: bool, choices: int) -> None:
+    A call's id and name come once, with its beginning; log-probabilities are those of all tokens, of calls and their marks, too.
+    """
+
+    def __init__(self, head: Chunk, usage_field: bool, voices: list[Voice]) -> None:
         """usage_field: chunks have "usage": null, as OpenAI's do when the usage is going to come."""
         self._head = head
         self._usage = {"usage": None} if usage_field else {}
-        self._choices = choices
+        self._voices = voices
         self._started: set[int] = set()
 
     def chunks(self, index: int, delta: Delta) -> list[Chunk]:
-        chunks = []
+        voice = self._voices[index]
+        parts = list(map(_part, voice.hear(delta)))
         first = index not in self._started
-        if delta.text or delta.scores or (first and delta.finish):
+        if not parts and (delta.scores or (first and delta.finish)):
+            parts = [{"content": ""}]
+        if parts and first:
             self._started.add(index)
-            words = {"role": "assistant", "content": delta.text} if first else {"content": delta.text}
-            logprobs = {"content": list(map(_logprob, delta.scores)), "refusal": None} if delta.scores is not None else None
-            chunks.append(self._chunk(index, words, logprobs, None))
+            parts[0] = {"role": "assistant", "content": None} | parts[0]
+        logprobs = {"content": list(map(_logprob, delta.scores)), "refusal": None} if delta.scores is not None else None
+        chunks = [self._chunk(index, part, None if number else logprobs, None) for number, part in enumerate(parts)]
         if delta.finish:
-            chunks.append(self._chunk(index, {}, None, delta.finish))
+            chunks.append(self._chunk(index, {}, None, voice.reason(delta.finish)))
         return chunks
 
-    def usage_chunk(self, usage: dict) -> Chunk:
-        return {**self._head, "choices": [], "usage": usage}
+    def end(self, usage: Chunk) -> list[Chunk]:
+        return [{**self._head, "choices": [], "usage": usage}]
 
     def fold(self, whole: Chunk, chunk: Chunk) -> None:
         if not whole:
-            whole |= {**self._head, "object": "chat.completion", "choices": [_empty(index) for index in range(self._choices)]}
+            whole |= {**self._head, "object": "chat.completion", "choices": [_empty(index) for index in range(len(self._voices))]}
         for part in chunk["choices"]:
             choice = whole["choices"][part["index"]]
-            choice["message"]["content"] += part["delta"].get("content", "")
+            _fold_message(choice["message"], part["delta"])
             if part["logprobs"] is not None:
                 if choice["logprobs"] is None:
                     choice["logprobs"] = {"content": [], "refusal": None}
@@ -83,9 +80,33 @@ class ChatShape:
         return {**self._head, "choices": [choice], **self._usage}
 
 
+def _part(said: Said) -> dict:
+    match said:
+        case Words():
+            return {"content": said.text}
+        case Call():
+            begun = {"index": said.index, "id": said.id, "type": "function", "function": {"name": said.name, "arguments": ""}}
+            return {"tool_calls": [begun]}
+        case _:
+            return {"tool_calls": [{"index": said.index, "function": {"arguments": said.text}}]}
+
+
 def _empty(index: int) -> dict:
     message = {"role": "assistant", "content": "", "refusal": None}
     return {"index": index, "message": message, "logprobs": None, "finish_reason": None}
+
+
+def _fold_message(message: dict, part: dict) -> None:
+    """content: null in an answer that has only calls."""
+    if text := part.get("content"):
+        message["content"] = (message["content"] or "") + text
+    for piece in part.get("tool_calls", ()):
+        calls = message.setdefault("tool_calls", [])
+        if "id" in piece:
+            message["content"] = message["content"] or None
+            calls.append({"id": piece["id"], "type": "function", "function": dict(piece["function"])})
+        else:
+            calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
 
 
 def _logprob(score: TokenScore) -> dict:

@@ -24,7 +24,7 @@ from pitstop.server.generation import (
     json_logprob,
     new_head,
 )
-from pitstop.server.prepared import Prepared
+from pitstop.server.prepared import Prepared, Shape
 from pitstop.server.schema import CompletionRequest
 from pitstop.server.schema.answers import Chunk
 from pitstop.server.schema.completions import DEFAULT_MAX_TOKENS
@@ -103,7 +103,7 @@ class _Voice:
         return start
 
 
-class CompletionShape:
+class CompletionShape(Shape):
     """Chunks have the text of a delta; the finish reason comes with the last text."""
 
     def __init__(self, head: Chunk, usage_field: bool, voices: list[_Voice]) -> None:
@@ -127,8 +127,8 @@ class CompletionShape:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": delta.finish}
         return [{**self._head, "choices": [choice], **self._usage}]
 
-    def usage_chunk(self, usage: dict) -> Chunk:
-        return {**self._head, "choices": [], "usage": usage}
+    def end(self, usage: Chunk) -> list[Chunk]:
+        return [{**self._head, "choices": [], "usage": usage}]
 
     def fold(self, whole: Chunk, chunk: Chunk) -> None:
         if not whole:

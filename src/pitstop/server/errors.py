@@ -1,4 +1,4 @@
-"""Every error that leaves the server, as OpenAI's error object."""
+"""Every error that leaves the server, as OpenAI's error object, or Anthropic's on the routes that are theirs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,28 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     record().error = body["error"]["code"]
     if status >= 500:
         log.warning("%s %s: %s", request.method, request.url.path, error)
-    return JSONResponse(body, status, headers)
+    return JSONResponse(worded(request.url.path, status, body), status, headers)
+
+
+def worded(path: str, status: int, body: dict) -> dict:
+    """OpenAI's error object, or what it is to clients of a route."""
+    return anthropic(status, body) if path == "/v1/messages" or path.startswith("/v1/messages/") else body
+
+
+def anthropic(status: int, body: dict) -> dict:
+    """Anthropic's error object: without a field of its own for the field, which the message names."""
+    kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}, "request_id": record().id}
+
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 def _clean(text: str) -> str:

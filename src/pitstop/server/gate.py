@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pitstop.server.errors import describe
+from pitstop.server.errors import describe, worded
 from pitstop.server.keys import match
 from pitstop.server.record import Record, current, record
 from pitstop.server.service import Service, service_of
@@ -61,7 +61,7 @@ class Gate:
             about.error = "internal_error"
             if not started:
                 status, body, headers = describe(error)
-                await JSONResponse(body, status, headers)(scope, receive, send_with_id)
+                await JSONResponse(worded(scope["path"], status, body), status, headers)(scope, receive, send_with_id)
         finally:
             about.ended = time.monotonic()
             self._service.finished(about)
@@ -76,8 +76,9 @@ class Gate:
 
 
 async def authorize(request: Request) -> None:
-    """A route's dependency: raise Refused 401 unless the request bears one of the server's API keys."""
-    record().key = service_of(request).keys.identify(request.headers.get("authorization", ""))
+    """A route's dependency: raise Refused 401 unless the request bears one of the server's API keys, in OpenAI's header or Anthropic's."""
+    given, key = request.headers.get("authorization"), request.headers.get("x-api-key", "")
+    record().key = service_of(request).keys.identify(f"Bearer {key}" if given is None else given)
 
 
 async def take_slot(request: Request) -> AsyncIterator[None]:

@@ -121,9 +121,18 @@ def form_of(body: Formed, served: Served) -> str:
 
 
 def engine_requests(
-    answer_id: str, prompts: list[list[int]], params: list[SamplingParams], body: Generation, arrival: float, longest: float
+    answer_id: str,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    body: Generation,
+    arrival: float,
+    longest: float,
+    shown: tuple[int, ...] = (),
 ) -> list[Request]:
-    """One per choice: the choices of a prompt share a group. longest: the server's limit on a request's time, in seconds."""
+    """One per choice: the choices of a prompt share a group. longest: the server's limit on a request's time, in seconds.
+
+    shown: as `Request` has it.
+    """
     return [
         Request(
             id=f"{answer_id}-{number * body.choices + choice}",
@@ -134,6 +143,7 @@ def engine_requests(
             priority=body.priority or 0,
             arrival=arrival,
             deadline=arrival + (body.timeout or longest),
+            shown=shown,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(body.choices)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from pitstop.errors import PitstopError
 from pitstop.pool import Delta, Stream
 from pitstop.server.errors import describe
-from pitstop.server.prepared import Prepared
+from pitstop.server.prepared import Prepared, Shape
 from pitstop.server.record import record
 from pitstop.server.schema.answers import Chunk
 from pitstop.types import Request
@@ -39,7 +39,7 @@ async def respond(http: HTTPRequest, prepared: Prepared, stream: Stream) -> Resp
             if first is None:
                 return Response(status_code=CLIENT_GONE)
             handed_over = True
-            return _EventStream(first, batches, stream, watch)
+            return _EventStream(prepared.shape, first, batches, stream, watch)
         whole: Chunk = {}
         async for batch in batches:
             for chunk in batch:
@@ -78,7 +78,7 @@ async def _batches(prepared: Prepared, stream: Stream) -> AsyncIterator[list[Chu
         if stream.cancelled:
             about.finish.append("cancelled")
     if not stream.cancelled and (prepared.include_usage or not prepared.stream):
-        yield [prepared.shape.usage_chunk(tally.usage())]
+        yield prepared.shape.end(tally.usage())
 
 
 class Tally:
@@ -108,11 +108,14 @@ class Tally:
 
 
 class _EventStream(Response):
-    """Server-sent events. After the head is out, a failure is an error event, and then the end without `[DONE]`."""
+    """Server-sent events. After the head is out, a failure is an error event, and then the end without the shape's `last`."""
 
-    def __init__(self, first: list[Chunk], rest: AsyncIterator[list[Chunk]], stream: Stream, watch: asyncio.Task[None]) -> None:
+    def __init__(
+        self, shape: Shape, first: list[Chunk], rest: AsyncIterator[list[Chunk]], stream: Stream, watch: asyncio.Task[None]
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self._shape = shape
         self._first = first
         self._rest = rest
         self._stream = stream
@@ -124,22 +127,23 @@ class _EventStream(Response):
 
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await write(_events(self._first))
+            await write(self._events(self._first))
             try:
                 async for batch in self._rest:
-                    await write(_events(batch))
-                last = b"" if self._stream.cancelled else b"data: [DONE]\n\n"
+                    await write(self._events(batch))
+                last = b"" if self._stream.cancelled else self._shape.last
             except Exception as error:
                 if not isinstance(error, PitstopError):
                     log.exception("a stream failed")
-                body = describe(error)[1]
+                status, body, _ = describe(error)
                 record().error = body["error"]["code"]
-                last = _events([body])
+                last = self._events([self._shape.failure(status, body)])
             await write(last, more=False)
         finally:
             self._stream.cancel()
             self._watch.cancel()
 
-
-def _events(chunks: Iterable[Chunk]) -> bytes:
-    return b"".join(b"data: %b\n\n" % _encode(chunk) for chunk in chunks)
+    def _events(self, chunks: Iterable[Chunk]) -> bytes:
+        if self._shape.typed:
+            return b"".join(b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), _encode(chunk)) for chunk in chunks)
+        return b"".join(b"data: %b\n\n" % _encode(chunk) for chunk in chunks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
@@ -11,19 +13,21 @@ from pitstop.server.body import parse, read_body
 from pitstop.server.generation import check_tokens, for_served
 from pitstop.server.schema import DetokenizeRequest, TokenizeRequest
 from pitstop.server.service import Service, service_of
+from pitstop.server.tools import turns
 
 
 async def tokenize(http: HTTPRequest) -> Response:
     """Token ids of a prompt, or of messages through the model's template, as the engine would get them."""
-    return await _answer(http, _tokenize)
+    return await answer(http, _tokenize)
 
 
 async def detokenize(http: HTTPRequest) -> Response:
     """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
-    return await _answer(http, _detokenize)
+    return await answer(http, _detokenize)
 
 
-async def _answer(http: HTTPRequest, work) -> Response:
+async def answer(http: HTTPRequest, work: Callable[[Service, Served, bytes], dict]) -> Response:
+    """What `work` makes of the body, on a thread."""
     service = service_of(http)
     pool = service.ready_pool()
     body = await read_body(http, service.config.max_body)
@@ -38,7 +42,7 @@ def _tokenize(service: Service, served: Served, body: bytes) -> dict:
         raise InvalidRequest("send either prompt or messages", "prompt")
     if wish.messages is not None:
         _only_with(wish.add_special_tokens, "add_special_tokens", "prompt")
-        messages = [message.for_template() for message in wish.messages]
+        messages = turns(wish.messages, served.texts)
         tokens = served.texts.template.render(messages, add_generation_prompt=wish.add_generation_prompt is not False)
     else:
         _only_with(wish.add_generation_prompt, "add_generation_prompt", "messages")

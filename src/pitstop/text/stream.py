@@ -26,34 +26,38 @@ class Settled(NamedTuple):
     """What an engine's step brought for one answer.
 
     text: characters that are now certain. tokens: those of the step that belong to the answer. shown: how many of them have text and
-    scores: an end token has neither. finish: why the answer has ended, or None.
+    scores: an end token has neither. finish: why the answer has ended, or None. stop: the stop string that ended it.
     """
 
     text: str
     tokens: list[int]
     shown: int
     finish: FinishReason | None
+    stop: str | None = None
 
 
 class TextStream:
     """Text of one answer. The deltas joined do not depend on how the tokens are grouped into pushes.
 
-    Control tokens have no text. Bytes that can never become UTF-8 are U+FFFD each maximal part (Unicode 15, section 3.9, and what
-    `Tokenizer.decode` does); a character that the answer leaves incomplete is dropped, and so is the beginning of an encoded surrogate.
+    Control tokens have no text, but for those in `shown`, which have their spelling. Bytes that can never become UTF-8 are U+FFFD each
+    maximal part (Unicode 15, section 3.9, and what `Tokenizer.decode` does); a character that the answer leaves incomplete is dropped, and
+    so is the beginning of an encoded surrogate.
 
     The first stop string to be completed ends the text just before its first character; of several completed by the same character the
     longest counts. One that is completed before the `min_tokens`-th token is ignored. Text is held back only while it is the longest
     suffix that could still become a stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), min_tokens: int = 0, shown: tuple[int, ...] = ()) -> None:
         self._tokenizer = tokenizer
+        self._shown = frozenset(shown)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = _StopStrings(stop) if stop else None
         self._min_tokens = min_tokens
         self._count = 0
         self._held = ""
         self._stopped = False
+        self._stop: str | None = None  # which one was completed
 
     def push(self, tokens: list[int]) -> Delta:
         """Take the next tokens. After a stop everything more is ignored: an empty delta of 0 tokens."""
@@ -64,7 +68,7 @@ class TextStream:
                 break
             used += 1
             self._count += 1
-            if not self._tokenizer.is_control(token):
+            if token in self._shown or not self._tokenizer.is_control(token):
                 parts.append(self._settle(self._decoder.decode(self._tokenizer.token_bytes(token))))
         return Delta("".join(parts), used, self._stopped)
 
@@ -75,7 +79,7 @@ class TextStream:
         """
         delta = self.push(tokens[:-1] if finish == "stop" and not complete else tokens)
         if delta.stopped:
-            return Settled(delta.text, tokens[: delta.tokens], delta.tokens, "stop")
+            return Settled(delta.text, tokens[: delta.tokens], delta.tokens, "stop", self._stop)
         return Settled(delta.text + (self.finish().text if finish else ""), tokens, delta.tokens, finish)
 
     def finish(self) -> Delta:
@@ -90,8 +94,11 @@ class TextStream:
         text = self._held + text
         matched, at, kept = self._stops.feed(text, len(self._held), self._count >= self._min_tokens)
         self._stopped = matched
-        self._held = "" if matched else text[len(text) - kept :]
-        return text[:at] if matched else text[: len(text) - kept]
+        if matched:
+            self._held, self._stop = "", text[at : at + kept]
+            return text[:at]
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
 
 
 class _StopStrings:
@@ -139,7 +146,7 @@ class _StopStrings:
         return self._next[state].get(char, 0)
 
     def feed(self, text: str, start: int, heed: bool) -> tuple[bool, int, int]:
-        """Go on with text[start:] → (a stop string was completed, where in `text` it begins, characters to hold back).
+        """Go on with text[start:] → (a stop string was completed, where in `text` it begins, its length or else characters to hold back).
 
         heed: a completed stop string counts; else the search goes on past it.
         """
@@ -147,7 +154,7 @@ class _StopStrings:
         for i in range(start, len(text)):
             state = self._step(state, text[i])
             if heed and (length := self._match[state]):
-                return True, i + 1 - length, 0
+                return True, i + 1 - length, length
         while state and not self._next[state]:  # complete, and was not heeded: only a suffix can still grow
             state = self._fail[state]
         self._state = state

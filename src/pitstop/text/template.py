@@ -43,7 +43,7 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
         """Raises `Unsupported` for a template that does not parse. Without a template (None or ""), `render` refuses."""
-        self._source = source or ""
+        self.source = source or ""
         self._tokenizer = tokenizer
         self._breaker = _Breaker(tokenizer)
         self._specials = {
@@ -51,7 +51,7 @@ class ChatTemplate:
             "eos_token": _spelling(tokenizer, tokenizer.eos),
         }
         try:
-            self._template = _environment().from_string(self._source) if source else None
+            self._template = _environment().from_string(self.source) if source else None
         except jinja2.TemplateSyntaxError as error:
             raise Unsupported(f"the model's chat template does not parse (line {error.lineno}): {error.message}") from error
 
@@ -76,7 +76,7 @@ class ChatTemplate:
         return ids
 
     def _free_sentinel(self, value: Any) -> str:
-        used = {char for text in (self._source, *_strings(value)) for char in _ANY_NONCHARACTER.findall(text)}
+        used = {char for text in (self.source, *_strings(value)) for char in _ANY_NONCHARACTER.findall(text)}
         free = next((char for char in _NONCHARACTERS if char not in used), None)
         if free is None:
             raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""Calls of models whose chat template knows no tools, or tools in a format that we do not read: words in the system turn, JSON in the answer.
+"""Calls of models whose chat template knows no tools, or has a format that we do not read: words in the system turn, JSON in the answer.
 
-The functions stand in the system turn, a call is the whole answer, `{"name": …, "arguments": {…}}`, and results come back as user turns. How
-well a model does that which was not trained for it is its own affair; where a call is forced, a grammar sees to its form.
+The functions stand in the system turn, a call is the whole answer, `{"name": …, "arguments": {…}}`, and results come back as user turns.
+How well a model does what it was not trained for is its own affair; where a call is forced, a grammar sees to its form.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ To call one, answer with nothing but a JSON object of its name and its arguments
 {when}"""
 
 
-def instruct(messages: list[dict[str, Any]], functions: Iterable[Function], must: str) -> list[dict[str, Any]]:
-    """Messages whose system turn says what can be called. must: who is to be called: "" for nobody in particular, "any", or a function's name."""
+def instruct(messages: list[dict[str, Any]], functions: Iterable[Function], forced: bool, name: str | None = None) -> list[dict[str, Any]]:
+    """Messages whose system turn says what can be called. forced: something must be, `name` if that is given."""
     lines = "\n".join(json.dumps(function.for_template()["function"], ensure_ascii=False) for function in functions)
-    when = {"": "Do so only where it helps; otherwise answer in words.", "any": "Call one of them now."}.get(must, f"Call {must} now.")
+    when = f"Call {name or 'one of them'} now." if forced else "Do so only where it helps; otherwise answer in words."
     words = _WORDS.format(functions=lines, when=when)
     if messages and messages[0]["role"] == "system":
         return [messages[0] | {"content": f"{messages[0]['content']}\n\n{words}"}, *messages[1:]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from pitstop.guide.grammar import HEAD, SPELLING, json_text, literal
 
 Cut = Callable[[str], Iterable[int | str]]
 """A text cut at the spellings of control tokens: ids, and the strings between them."""
@@ -32,13 +33,10 @@ class Function:
         return {"type": "function", "function": {"name": self.name, **words, "parameters": parameters}}
 
     def schema(self) -> dict[str, Any]:
-        """Of the arguments, for the grammar: in the spacing that models are trained in, where a run of white space cannot grow.
-
-        What cannot be enforced is an error for a strict function, and is left to the model for another.
-        """
+        """Of the arguments, for a grammar. What cannot be enforced is left to the model, unless the function is strict."""
         schema = {name: value for name, value in (self.parameters or _NO_PARAMETERS).items() if name != "x-guidance"}
-        spacing = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        return {"x-guidance": spacing | ({} if self.strict else {"lenient": True}), "type": "object"} | schema
+        lenient = {} if self.strict else {"x-guidance": SPELLING | {"lenient": True}}
+        return lenient | {"type": "object"} | schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +48,8 @@ class Format:
     a list. named: after the mark, a call may be its name and its arguments alone. after: what may stand after a call, and whether another
     call must follow it.
 
-    For the grammar: calls are `begin`, then each call as `prefix` NAME `suffix` ARGUMENTS `tail`, `between` two of them, then `end`. several:
-    whether an answer may hold more than one.
+    For the grammar: calls are `begin`, then each call as `prefix` NAME `suffix` ARGUMENTS `tail`, `between` two of them, then `end`.
+    several: whether an answer may hold more than one.
 
     spellings: marks that are control tokens in some vocabularies. marks: all of them stand in the chat templates of such models, and none
     of `foreign`. id_length: of a call's id, which is letters and digits only; 0: as OpenAI's.
@@ -88,33 +86,33 @@ class Format:
         return tuple(piece for spelling in self.spellings for piece in cut(spelling) if isinstance(piece, int))
 
     def grammar(self, functions: list[Function], forced: bool, several: bool, cut: Cut) -> str:
-        """A grammar in llguidance's Lark. forced: the whole answer is calls; else any text, in which calls may come, right from their first mark on.
+        """As `pitstop.guide.grammar` has it. forced: the whole answer is calls; else any text, in which a mark begins calls only.
 
         several: more than one call is fine, where the format has that.
         """
-        opening = "" if forced else self.opening
+        opening = "" if forced or self.bare else self.opening
         control = any(isinstance(piece, int) for piece in cut(opening)) if opening else False
         dropped = len(opening) if opening and not control else 0  # the rule `lead` has it
         begin, prefix = (self.begin[dropped:], self.prefix) if self.begin else ("", self.prefix[dropped:])
 
         def spell(text: str) -> str:
-            return " ".join(f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False) for piece in cut(text))
+            return " ".join(f"<[{piece}]>" if isinstance(piece, int) else literal(piece) for piece in cut(text))
 
         rules = []
         for number, function in enumerate(functions):
             rules.append(f"call_{number}: {spell(prefix + function.name + self.suffix)} arguments_{number} {spell(self.tail)}")
-            rules.append(f"arguments_{number}: %json {json.dumps(function.schema(), ensure_ascii=False)}")
+            rules.append(f"arguments_{number}: {json_text(function.schema())}")
         rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
         more = several and self.several
-        lasting = more and (forced or self.begin or not self.opening)
+        lasting = more and (forced or self.begin)
         rules.append(f"calls: {spell(begin)} call {f'({spell(self.between)} call)*' if lasting else ''} {spell(self.end)}")
         if forced:
             rules.append("start: calls")
-        elif not self.opening:
+        elif self.bare:
             rules += ["start: TEXT | calls", r"TEXT: /[^{\s](.|\n)*/"]
         elif control:
             rules += [f"start: TEXT {'(calls TEXT)*' if more else 'calls?'}", r"TEXT: /(.|\n)*/"]
         else:
             rules += [f"start: {'(lead calls)* TEXT' if more else 'lead calls | TEXT'}", r"TEXT: /(.|\n)*/"]
-            rules.append(f"lead[lazy]: TEXT {json.dumps(opening)}")
-        return "\n".join(rules)
+            rules.append(f"lead[lazy]: TEXT {literal(opening)}")
+        return HEAD + "".join(f"{rule}\n" for rule in rules)

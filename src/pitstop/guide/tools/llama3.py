@@ -1,4 +1,4 @@
-"""Calls as Llama 3.1, 3.2 and 3.3 write them: the answer is one JSON object with "name" and "parameters", sometimes after <|python_tag|>."""
+"""Calls as Llama 3.1 to 3.3 write them: the answer is one JSON object with "name" and "parameters", sometimes after <|python_tag|>."""
 
 from __future__ import annotations
 

@@ -21,5 +21,13 @@ MISTRAL = Format(
 )
 
 MISTRAL_NAMED = replace(
-    MISTRAL, name="mistral-named", begin="", prefix="[TOOL_CALLS]", suffix="[ARGS]", tail="", between="", end="", marks=("[TOOL_CALLS]", "[ARGS]")
+    MISTRAL,
+    name="mistral-named",
+    begin="",
+    prefix="[TOOL_CALLS]",
+    suffix="[ARGS]",
+    tail="",
+    between="",
+    end="",
+    marks=("[TOOL_CALLS]", "[ARGS]"),
 )

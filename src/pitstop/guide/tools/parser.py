@@ -44,13 +44,13 @@ Event = Words | Begun | Arguments
 class CallParser:
     """The calls in one answer. The events joined do not depend on how the text is cut into pushes.
 
-    A call begins when its name has come, is that of a function that there is, and an object follows; from then on its arguments are handed on
-    as they come. They are the model's own text, but for control characters inside of strings, which are escaped as JSON wants it. Where name
-    and arguments stand otherwise (in another order, beside other members, the arguments in a string) the object is read when it is whole.
+    A call begins when its name has come, is that of a function that there is, and an object follows; from then on its arguments are handed
+    on as they come. They are the model's own text, but for control characters inside of strings, which are escaped as JSON wants it. Where
+    name and arguments stand otherwise (in another order, after other members, arguments in a string) the object is read when it is whole.
 
     Marks are no content, nor is white space at an answer's edges beside calls. What looks like a call and is none (no JSON, an unknown
-    function, an end in its midst) is content to the letter, marks included. What is no JSON any more after a call has begun ends the call, whose
-    arguments are then broken for everyone to see, and is content itself.
+    function, an end in its midst) is content to the letter, marks included. What is no JSON any more after a call has begun ends the call,
+    whose arguments are then broken for everyone to see, and is content itself.
     """
 
     def __init__(self, format: Format, names: Collection[str]) -> None:
