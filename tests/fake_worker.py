@@ -8,6 +8,7 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
 
     #say TEXT#   those bytes, one token each, then the end token (\\n and \\# are unescaped)
     #echo#       the prompt's own tokens                 #grammar#    the grammar that the answer is to have
+    #show#       the prompt's text, control tokens spelled
     #die N#      SIGKILL of itself after N tokens          #wedge N#    nothing more of this answer after N tokens
     #crash N#    abort() after N tokens                    #freeze N#   SIGSTOP of itself after N tokens
     #slow MS#    one token each MS milliseconds            #burst N#    N tokens a step
@@ -58,7 +59,7 @@ KV_MEMORY = 1 << 20
 PACE = 0.001  # seconds a unit of work
 HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
-_SCRIPT = re.compile(r"#(say|echo|grammar|die|crash|freeze|upto|wedge|slow|burst|fail|hold|long|strike)\s?((?:\\#|[^#])*)#")
+_SCRIPT = re.compile(r"#(say|echo|show|grammar|die|crash|freeze|upto|wedge|slow|burst|fail|hold|long|strike)\s?((?:\\#|[^#])*)#")
 
 
 @dataclass
@@ -99,6 +100,8 @@ class Model:
             answer = [*byte_tokens(script["say"].replace("\\n", "\n").replace("\\#", "#").encode()), END]
         elif "echo" in script:
             answer = [*request.prompt, END]
+        elif "show" in script:
+            answer = [*byte_tokens(text.encode()), END]
         elif "grammar" in script:
             answer = [*byte_tokens(request.params.grammar.encode()), END]
         forced = [token for token, bias in request.params.logit_bias.items() if bias == 100]

@@ -302,8 +302,6 @@ def test_case_16_null_equals_absent(server: Server, path: str, needed: tuple[str
 
 
 UNSUPPORTED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
     "functions": [{}],
     "function_call": {"name": "f"},
     "modalities": ["text", "audio"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from servers import Server, refused, until
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
 
 
 @pytest.mark.parametrize("path", ROUTES)

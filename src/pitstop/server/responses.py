@@ -64,7 +64,6 @@ def _response(wish: ResponsesRequest, answer_id: str, model: str) -> Chunk:
         "parallel_tool_calls": given(wish.parallel_tool_calls, True),
         "previous_response_id": None,
         "service_tier": "default",
-        "store": False,
         "temperature": given(wish.temperature, 1.0),
         "text": {"format": given(format, {"type": "text"})},
         "tool_choice": given(choice, "auto"),
@@ -165,7 +164,7 @@ class ResponseShape(Shape):
             ]
         else:
             item["arguments"] = text
-            events = [self._of_item("function_call_arguments.done", arguments=text, name=item["name"])]
+            events = [self._of_item("function_call_arguments.done", arguments=text)]
         self._open = False
         return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))]
 

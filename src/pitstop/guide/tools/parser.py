@@ -64,6 +64,7 @@ class CallParser:
         self._calling = False
         self._spoken = False
         self._space = ""  # white space that is content if words follow
+        self._kept = ""  # what of it came before the newest call
         self._held = ""  # in text and after calls: the beginning of a mark, perhaps
         self._marks = ""  # marks before a call that has not begun
         self._head: list[str] = []  # of such a call
@@ -171,7 +172,7 @@ class CallParser:
         if not self._held and char.isspace():
             self._say(char)
         elif held in after:
-            self._held = ""
+            self._held, self._space = "", self._kept
             if after[held]:
                 self._expect_call(held)
             else:
@@ -218,7 +219,7 @@ class CallParser:
         self._cut()
         self._events.append(Begun(self.calls, name))
         self.calls += 1
-        self._calling, self._parts = True, ["{"]
+        self._calling, self._parts, self._kept = True, ["{"], self._space
         self._marks, self._head, self._floor, self._state = "", [], floor, self._in_arguments
 
     def _end(self) -> None:

@@ -219,7 +219,6 @@ class ResponsesAnswer(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: None
     service_tier: str
-    store: Literal[False]
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]

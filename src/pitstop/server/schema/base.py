@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
@@ -56,6 +57,16 @@ def either(message: str, choose: Any, **kinds: Any) -> Any:
         lambda value: f"~{name}" if (name := choose(value)) else None, custom_error_type="kind", custom_error_message=message
     )
     return Annotated[union, found]
+
+
+def by_type(kinds: dict[str | None, str]) -> Callable[[Any], str | None]:
+    """For `either`: which member an object is, by its "type"."""
+
+    def choose(value: Any) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else ""
+        return kinds.get(kind) if isinstance(kind, str | None) else None
+
+    return choose
 
 
 def text_or_list(value: Any) -> str | None:

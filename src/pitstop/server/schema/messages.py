@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pitstop.errors import InvalidRequest
-from pitstop.server.schema.base import Body, Int, either, only, text_or_list
+from pitstop.server.schema.base import Body, Int, by_type, either, only, text_or_list
 from pitstop.server.schema.chat import MAX_MESSAGES, CalledFunction, ChatRequest, Message, ToolCall
 from pitstop.server.schema.tools import (
     MAX_TOOLS,
@@ -71,11 +71,9 @@ class ToolResultBlock(Body):
     toolset_name: only() = None
 
 
-_BLOCKS = {"text": "text", "tool_use": "use", "tool_result": "result"}
-
 Block = either(
     "must be a block of type text, tool_use or tool_result",
-    lambda value: _BLOCKS.get(value.get("type")) if isinstance(value, dict) else None,
+    by_type({"text": "text", "tool_use": "use", "tool_result": "result"}),
     text=TextBlock,
     use=ToolUseBlock,
     result=ToolResultBlock,

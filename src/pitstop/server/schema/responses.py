@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pitstop.server.schema.base import Body, Int, either, only, text_or_list
+from pitstop.server.schema.base import Body, Int, by_type, either, only, text_or_list
 from pitstop.server.schema.chat import MAX_MESSAGES, CalledFunction, ChatRequest, Message, ToolCall
-from pitstop.server.schema.tools import MAX_TOOLS, FunctionBody, FunctionChoice, FunctionChoiceName, FunctionName, Tool
+from pitstop.server.schema.tools import MAX_TOOLS, Description, FunctionBody, FunctionChoice, FunctionChoiceName, FunctionName, Tool
 
 NAMES = {
     "messages": "input",
@@ -40,7 +40,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageItem(Body):
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: PartContent
     id: str | None = None
@@ -69,11 +69,9 @@ class OutputItem(Body):
     status: ItemStatus | None = None
 
 
-_ITEMS = {"message": "turn", "function_call": "call", "function_call_output": "output"}
-
 Item = either(
     "must be a message, a function_call or a function_call_output",
-    lambda value: _ITEMS.get(value.get("type") or "message") if isinstance(value, dict) else None,
+    by_type({None: "turn", "message": "turn", "function_call": "call", "function_call_output": "output"}),
     turn=MessageItem,
     call=CallItem,
     output=OutputItem,
@@ -84,12 +82,19 @@ Input = either(
 )
 
 
-class FunctionTool(FunctionBody):
+class FunctionTool(Body):
+    """strict: the arguments must follow the schema, which is refused where that cannot be enforced."""
+
     type: Literal["function"]
+    name: FunctionName
+    description: Description | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; without it the function takes no arguments.")
+    strict: bool | None = None
 
 
-class NamedChoice(FunctionChoiceName):
+class NamedChoice(Body):
     type: Literal["function"]
+    name: FunctionName
 
 
 Choice = either(

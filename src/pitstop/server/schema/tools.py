@@ -49,9 +49,16 @@ class FunctionChoice(Body):
     function: FunctionChoiceName
 
 
+def _choice_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "word"
+    named = isinstance(value, FunctionChoice) or (isinstance(value, dict) and value.get("type") == "function")
+    return "named" if named else None
+
+
 ToolChoice = either(
     'must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}',
-    lambda value: "word" if isinstance(value, str) else "named" if isinstance(value, dict | FunctionChoice) else None,
+    _choice_kind,
     word=Literal["auto", "none", "required"],
     named=FunctionChoice,
 )
