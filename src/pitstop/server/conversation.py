@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from pitstop.errors import InvalidRequest
 from pitstop.pool import Pool, Served
 from pitstop.server.body import invalid
-from pitstop.server.generation import answer_budget, check_places, draw_seed, engine_requests
+from pitstop.server.generation import answer_budget, check_places, draw_seed, engine_requests, form_of
 from pitstop.server.schema import ChatRequest
 from pitstop.server.service import Service
-from pitstop.server.tools import Voice, render
+from pitstop.server.tools import Tooling, Voice, render
 from pitstop.types import Request
 
 
@@ -34,10 +34,19 @@ def converse(service: Service, pool: Pool, served: Served, chat: ChatRequest, an
     wanted, logprobs = chat.wanted_tokens(), chat.wanted_logprobs()
     prompt, tooling = render(chat, served.texts)
     max_tokens = answer_budget(len(prompt), wanted, None, served.facts.context, "messages")
-    params = chat.sampling(draw_seed(), max_tokens, logprobs, grammar=tooling.grammar)
+    params = chat.sampling(draw_seed(), max_tokens, logprobs, grammar=_form(chat, tooling, served))
     params.check_vocabulary(served.facts.vocab_size)
     requests = engine_requests(answer_id, [prompt], [params], chat, arrival, longest, tooling.shown)
     return Conversation(requests, [Voice(tooling) for _ in requests])
+
+
+def _form(chat: ChatRequest, tooling: Tooling, served: Served) -> str:
+    """The grammar of the answer. Raises InvalidRequest."""
+    grammar = form_of(chat, served)
+    if grammar and tooling.names:
+        field = "response_format" if chat.response_format is not None else "structured_outputs"
+        raise InvalidRequest(f"{field}: an answer that may be a call has a form already; leave it out, or send tool_choice: none", field)
+    return grammar or tooling.grammar
 
 
 @contextmanager
@@ -51,7 +60,8 @@ def in_words_of(names: Mapping[str, str], turns: Sequence[str] = ()) -> Iterator
             field = error.field
             for number, turn in enumerate(turns):
                 field = field.replace(f"messages[{number}]", turn)
-            field = ".".join(filter(None, (names.get(part, part) for part in field.split("."))))
+            parts = field.split(".")  # what is deeper is the caller's own
+            field = ".".join(filter(None, [*(names.get(part, part) for part in parts[:3]), *parts[3:]]))
             error.args = (str(error).replace(error.field, field),)
             error.field = field
         raise error from None

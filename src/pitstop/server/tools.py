@@ -87,10 +87,12 @@ def render(chat: ChatRequest, texts: Texts) -> tuple[list[int], Tooling]:
 
 
 def _tooling(format: Format, functions: list[Function], forced: bool, several: bool, texts: Texts) -> Tooling:
-    """several: more than one call is fine."""
+    """several: more than one call is fine. Raises InvalidRequest for functions that cannot be enforced."""
     cut = texts.tokenizer.split_control
     if not functions:
         return Tooling(format)
     constrained = forced or not several or any(function.strict for function in functions)
     grammar = format.grammar(functions, forced, several, cut) if constrained else ""
+    if grammar:
+        texts.guides.check(grammar, "tools")
     return Tooling(format, frozenset(function.name for function in functions), grammar, format.shown(cut))

@@ -167,6 +167,11 @@ def test_choices_of_tools(client: anthropic.Anthropic):
     assert "lead" in grammar(type="auto", disable_parallel_tool_use=True)
 
 
+def test_a_form(client: anthropic.Anthropic):
+    form = {"format": {"type": "json_schema", "schema": {"enum": ["one", "two"]}}}
+    assert "%json" in client.messages.create(**body("#grammar#"), output_config=form).content[0].text
+
+
 def test_counting(client: anthropic.Anthropic, server: Server):
     request = body("hello") | {"tools": TOOLS, "system": "Be kind."}
     counted = server.post("/v1/messages/count_tokens", {name: value for name, value in request.items() if name != "max_tokens"})
@@ -221,6 +226,7 @@ WRONG = [
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "auto", "name": "get_weather"}}, "tool_choice.name"),
     ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}}, "output_config.format.schema.type"),
     ({"output_config": {"effort": "high"}}, "output_config.effort"),
 ]
 

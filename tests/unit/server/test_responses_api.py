@@ -127,6 +127,13 @@ def test_choices_of_tools(server: Server):
     assert "lead" in grammar(parallel_tool_calls=False)
 
 
+def test_a_form(server: Server):
+    format = {"type": "json_schema", "name": "a", "schema": {"enum": ["one", "two"]}}
+    response = server.openai.responses.create(model="toy", input="#grammar#", text={"format": format})
+    assert "%json" in response.output_text
+    assert response.text.format.type == "json_schema"
+
+
 def test_an_answer_that_is_cut_is_incomplete(server: Server):
     response = answer(server, {"input": "#say hello there#", "max_output_tokens": 5})
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -172,6 +179,13 @@ WRONG = [
     ({"tools": TOOLS * 2}, "tools[1].name"),
     ({"tools": [TOOLS[0] | {"parameters": {"type": "string"}}]}, "tools[0].parameters.type"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    (
+        {"tools": [TOOLS[0] | {"parameters": {"properties": {"x": {"type": "odd"}}}, "strict": True}]},
+        "tools[0].parameters.properties.x.type",
+    ),
+    ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "odd"}}}}, "text.format.schema.type"),
+    ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "text.format"),
     ({"seed": 2**64}, "seed"),
     ({"timeout": 1e9}, "timeout"),
 ]

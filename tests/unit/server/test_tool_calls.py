@@ -298,3 +298,17 @@ CALL = {"id": "c", "type": "function", "function": {"name": "now", "arguments": 
 def test_case_21_turns_that_do_not_fit_are_refused(trained: Server, turn: dict, field: str):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}, turn]
     refused(trained.chat(messages=messages), 400, field)
+
+
+def test_a_form_and_calls_exclude_each_other(trained: Server):
+    form = {"response_format": {"type": "json_object"}}
+    assert "tool_choice: none" in refused(trained.chat(**LIMITS, **form), 400, "response_format")
+    refused(trained.chat(**LIMITS, structured_outputs={"regex": "a+"}), 400, "structured_outputs")
+    assert trained.chat("#say {}#", **LIMITS, **form, tool_choice="none").status_code == 200
+
+
+def test_a_strict_function_that_cannot_be_enforced_is_refused(trained: Server):
+    odd = {"type": "object", "properties": {"x": {"type": "string", "format": "color"}}}
+    field = "tools[0].function.parameters.properties.x.format"
+    refused(trained.chat(tools=[tool(parameters=odd, strict=True)]), 400, field)
+    assert trained.chat(tools=[tool(parameters=odd)], tool_choice="required").status_code == 200

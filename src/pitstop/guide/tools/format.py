@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pitstop.guide.grammar import HEAD, SPELLING, json_text, literal
+from pitstop.errors import InvalidRequest
+from pitstop.guide.grammar import HEAD, json_text, literal
+from pitstop.guide.schema import Schema, checked
 
 Cut = Callable[[str], Iterable[int | str]]
 """A text cut at the spellings of control tokens: ids, and the strings between them."""
@@ -32,11 +34,17 @@ class Function:
         parameters = {"type": "object", "properties": {}} if self.parameters is None else dict(self.parameters)
         return {"type": "function", "function": {"name": self.name, **words, "parameters": parameters}}
 
-    def schema(self) -> dict[str, Any]:
-        """Of the arguments, for a grammar. What cannot be enforced is left to the model, unless the function is strict."""
-        schema = {name: value for name, value in (self.parameters or _NO_PARAMETERS).items() if name != "x-guidance"}
-        lenient = {} if self.strict else {"x-guidance": SPELLING | {"lenient": True}}
-        return lenient | {"type": "object"} | schema
+    def schema(self, field: str = "parameters") -> Schema:
+        """Of the arguments, for a grammar. field: that of `parameters`, for errors.
+
+        Raises InvalidRequest where the schema of a strict function cannot be enforced; of another, any object is fine then.
+        """
+        try:
+            return checked({"type": "object", **(_NO_PARAMETERS if self.parameters is None else self.parameters)}, field)
+        except InvalidRequest:
+            if self.strict:
+                raise
+            return {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

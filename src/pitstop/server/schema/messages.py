@@ -26,7 +26,8 @@ NAMES = {
     "function": "",
     "parameters": "input_schema",
     "tool_call_id": "tool_use_id",
-    "response_format": "output_config",
+    "response_format": "output_config.format",
+    "json_schema": "",
 }
 """What a chat request's fields are called here; "": not at all."""
 

@@ -15,7 +15,8 @@ NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "response_format": "text",
+    "response_format": "text.format",
+    "json_schema": "",
     "tool_call_id": "call_id",
     "function": "",
 }

@@ -65,7 +65,10 @@ ToolChoice = either(
 
 
 def check_functions(functions: Sequence[Function], fields: Sequence[str], schema_field: str) -> None:
-    """Raise InvalidRequest unless names are unique and all is within bounds. fields: of each function; schema_field: parameters in it."""
+    """Raise InvalidRequest unless names are unique, strict functions can be enforced, and all is within bounds.
+
+    fields: of each function; schema_field: of the parameters in it.
+    """
     seen = set()
     for function, field in zip(functions, fields, strict=True):
         if function.name in seen:
@@ -73,6 +76,8 @@ def check_functions(functions: Sequence[Function], fields: Sequence[str], schema
         seen.add(function.name)
         if function.parameters is not None:
             _check_schema(function.parameters, f"{field}.{schema_field}")
+        if function.strict:
+            function.schema(f"{field}.{schema_field}")
     size = len(json.dumps([function.for_template() for function in functions]))
     if size > MAX_TOOLS_SIZE:
         raise InvalidRequest(f"tools: the definitions have {size} characters, {MAX_TOOLS_SIZE} at most are taken", "tools")
