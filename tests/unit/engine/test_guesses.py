@@ -178,6 +178,17 @@ def test_prompt_scores_come_once_with_the_first_tokens() -> None:
         assert scores[1:] == [None] * (len(scores) - 1)
 
 
+def test_the_first_output_may_have_several_tokens_and_has_the_scores_nevertheless() -> None:
+    """Its prompt's last token is alone in its step, so it is guessed after it already."""
+    scheduler, _ = make(0.0, prefill_chunk=16)
+    runner = Scripted(script := [5, 6, 7, 8] * 10)
+    scheduler.submit(request("a", script[:17], 20, prompt_logprobs=0))
+    outputs, _ = finish(scheduler, runner)
+    assert tokens(outputs["a"]) == script[17:37]
+    assert len(outputs["a"][0].tokens) == 6
+    assert [len(output.prompt_logprobs or []) for output in outputs["a"]] == [16] + [0] * (len(outputs["a"]) - 1)
+
+
 def test_a_step_that_computes_a_prompt_computes_no_guess() -> None:
     scheduler, runner = make(1.0, prefill_chunk=16)
     scheduler.submit(request("short", [1, 2], 200))
