@@ -16,6 +16,10 @@ from pitstop.types import TokenTable
 KEPT = 64
 """Compiled grammars that are kept, the latest used."""
 
+MAX_DIGITS = 20
+"""Digits in a row in a grammar with JSON, where something else could follow, too. No number that a reader keeps exact has more, and a small
+model can write them for ever: fractions, seconds, durations."""
+
 LIMITS = LLParserLimits(verbose_errors=False)
 """The library's own: they bound the work of compiling a grammar, of a mask, and the memory of both. An error must not quote the grammar."""
 
@@ -29,6 +33,7 @@ class Guides:
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer | None = None
         self._ends = np.empty(0, np.intp)
+        self._digits: _Digits | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -45,7 +50,8 @@ class Guides:
 
     def guide(self, grammar: str) -> Guide:
         """A guide at the beginning of an answer. Raises InvalidRequest for a grammar that cannot be used."""
-        return Guide(self._matcher(grammar), self._ends, self._vocab_size)
+        matcher = self._matcher(grammar)
+        return Guide(matcher, self._ends, self._vocab_size, self._digits if "%json" in grammar else None)
 
     def known(self, grammar: str) -> bool:
         """Whether `guide` has nothing to compile."""
@@ -72,6 +78,7 @@ class Guides:
                 table = self._table()
                 self._vocab_size = len(table.data) if self._vocab_size is None else self._vocab_size
                 self._ends = np.array(sorted(end for end in table.ends if end < self._vocab_size), np.intp)
+                self._digits = _Digits(table, self._vocab_size)
                 self._tokenizer = LLTokenizer(_Vocabulary(table))
             return self._tokenizer
 
@@ -79,10 +86,12 @@ class Guides:
 class Guide:
     """One answer's grammar. What it says depends on the tokens it is asked about alone; asking in order is quickest."""
 
-    def __init__(self, matcher: LLMatcher, ends: np.ndarray, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, ends: np.ndarray, vocab_size: int, digits: _Digits | None) -> None:
+        """digits: where runs of them are held short."""
         self._matcher = matcher
         self._ends = ends
         self._vocab_size = vocab_size
+        self._digits = digits
         self._at: list[int] = []
 
     def allowed(self, tokens: Sequence[int]) -> np.ndarray:
@@ -100,6 +109,8 @@ class Guide:
         mask[self._ends] = self._matcher.is_accepting()
         if not mask.any():
             raise InvalidRequest("the answer cannot go on in this grammar: the model has no token for what must follow")
+        if self._digits is not None and self._digits.run(tokens) >= MAX_DIGITS and (others := mask & ~self._digits.leading).any():
+            return others
         return mask
 
     def complete(self, tokens: Sequence[int]) -> bool:
@@ -119,6 +130,26 @@ class Guide:
         self._at += rest[:taken]
         if taken < len(rest):
             raise InvalidRequest(f"token {rest[taken]} does not follow from the grammar")
+
+
+class _Digits:
+    """ASCII digits at the edges of tokens. leading: bool [vocab_size], of tokens that begin with one."""
+
+    def __init__(self, table: TokenTable, vocab_size: int) -> None:
+        self.leading = np.zeros(vocab_size, bool)
+        self._trailing = [len(data) - len(data.rstrip(b"0123456789")) for data in table.data]
+        self._lengths = list(map(len, table.data))
+        for token, data in enumerate(table.data[:vocab_size]):
+            self.leading[token] = data[:1].isdigit()
+
+    def run(self, tokens: Sequence[int]) -> int:
+        """Digits in a row at the end of `tokens`, as far as MAX_DIGITS."""
+        run = 0
+        for token in reversed(tokens):
+            run += self._trailing[token]
+            if self._trailing[token] < self._lengths[token] or run >= MAX_DIGITS:
+                break
+        return run
 
 
 class _Vocabulary:

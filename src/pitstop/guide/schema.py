@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from pitstop.errors import InvalidRequest
 from pitstop.guide.base_case import has_end
+from pitstop.guide.closed import close
 
 Schema = dict[str, Any] | bool
 
@@ -47,7 +48,7 @@ _UNSPELLABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def checked(schema: Any, field: str = "schema") -> Schema:
-    """A copy that has nothing but what a grammar enforces.
+    """A copy that has nothing but what a grammar enforces. It is narrower where a model could go on for ever: see `closed` and MAX_INTEGER.
 
     Raises InvalidRequest with the path of what is refused, `field` in front: an unknown keyword, type or format, one that cannot be
     enforced, a value that has no finite instance, and what exceeds the limits above.
@@ -57,6 +58,7 @@ def checked(schema: Any, field: str = "schema") -> Schema:
     checker.check_references()
     if not has_end(checker.seen):
         raise InvalidRequest(f"{field}: refers to itself without a case that ends, so no answer could; give it one", field)
+    close(checker.seen)
     return copy
 
 

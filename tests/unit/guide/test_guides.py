@@ -19,6 +19,7 @@ from pitstop.text.tokenizer import Tokenizer, token_table
 
 TABLE = token_table(toy_vocabulary())
 ENDS = (0, 2)
+OPEN = {"additionalProperties": True}
 THINK = 4
 
 
@@ -119,6 +120,7 @@ def test_each_format_that_is_taken_is_enforced(guides: Guides, name: str) -> Non
         ("[]", "no"),
         ('{"a": "\\n\\"\\\\"}', "whole"),
         ('{"a": "\\u0061"}', "no"),
+        ('{"a": "\\u0001"}', "no"),
         ('{"\\u0061": 1}', "no"),
         ('{"a": "\n"}', "no"),
         ('{"a": "红 🙂"}', "whole"),
@@ -129,7 +131,7 @@ def test_how_json_is_spelled(guides: Guides, text: str, verdict: str) -> None:
 
 
 def test_a_declared_name_cannot_come_by_another_spelling(guides: Guides) -> None:
-    form = guide.json_schema({"type": "object", "properties": {"a/b": {"type": "null"}}})
+    form = guide.json_schema({"type": "object", "properties": {"a/b": {"type": "null"}}, "additionalProperties": True})
     assert reads(guides, form, '{"a\\/b": 1}') == reads(guides, form, '{"a/b": 1}') == "no"
     assert reads(guides, form, '{"a/c": 1}') == "whole"
 
@@ -165,6 +167,27 @@ def test_end_tokens_come_when_the_answer_is_whole_and_control_tokens_never(guide
     assert np.flatnonzero(at.allowed(byte_tokens(b"ab"))).tolist() == list(ENDS)
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "verdict"),
+    [
+        ({"type": "number"}, "0." + "1" * 20, "whole"),
+        ({"type": "number"}, "0." + "1" * 21, "no"),
+        ({"type": "number"}, "0." + "1" * 20 + "e-5", "whole"),
+        ({"type": "string"}, '"' + "1" * 20 + "a" + "1" * 20 + '"', "whole"),
+        ({"type": "string"}, '"' + "1" * 21 + '"', "no"),
+        ({"const": "1" * 30}, '"' + "1" * 30 + '"', "whole"),
+        ({"type": "string", "pattern": "^[0-9]{30}$"}, '"' + "7" * 30 + '"', "whole"),
+        ({"type": "string", "format": "time"}, '"12:00:00.' + "1" * 21 + 'Z"', "no"),
+    ],
+)
+def test_digits_in_a_row_are_held_short_where_something_else_can_follow(guides: Guides, schema: dict, text: str, verdict: str) -> None:
+    assert reads(guides, guide.json_schema(schema), text) == verdict
+
+
+def test_digits_of_a_regular_expression_are_the_users_own(guides: Guides) -> None:
+    assert reads(guides, guide.regex("[0-9]*"), "1" * 50) == "whole"
+
+
 def test_a_users_word_is_text_and_a_control_token_has_to_be_named(guides: Guides) -> None:
     assert guides.guide(guide.regex("<think>.*")).allowed([])[THINK]
     assert not guides.guide(guide.regex(r"<\|tool\|>")).allowed([])[3]
@@ -174,7 +197,7 @@ def test_a_users_word_is_text_and_a_control_token_has_to_be_named(guides: Guides
 
 
 def test_the_answer_depends_on_the_tokens_alone(guides: Guides) -> None:
-    form = guide.json_schema({"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"enum": ["x", "xy"]}}})
+    form = guide.json_schema({"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"enum": ["x", "xy"]}}} | OPEN)
     texts = [b'{"a": "hello", "b": "x"}', b'{"b": "xy"}', b'{"a": "", "c": [1, 2]}', b"{}"]
     prefixes = [byte_tokens(text[:end]) for text in texts for end in range(len(text) + 1)]
     fresh = {tuple(prefix): guides.guide(form).allowed(prefix).tobytes() for prefix in prefixes}

@@ -31,7 +31,7 @@ def test_what_has_no_effect_is_left_out() -> None:
         "properties": {"title": {"type": "string", "description": "of honour", "x-order": 1, "default": None}},
         "uniqueItems": False,
     }
-    assert checked(schema) == {"type": "object", "properties": {"title": {"type": "string"}}}
+    assert checked(schema) == {"type": "object", "properties": {"title": {"type": "string"}}, "additionalProperties": False}
     assert checked(True) is True
 
 
@@ -151,3 +151,43 @@ def test_a_schema_that_refers_to_itself_without_an_end_is_refused(schema: dict) 
 )
 def test_a_schema_that_refers_to_itself_with_an_end_is_taken(schema: dict) -> None:
     assert checked(schema)
+
+
+A, B = {"properties": {"a": True}}, {"properties": {"b": True}}
+CLOSED = {"properties": {"a": True}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "made"),
+    [
+        (A, CLOSED),
+        ({"items": A}, {"items": CLOSED}),
+        ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
+        ({"$ref": "#/$defs/a", "$defs": {"a": A}}, {"$ref": "#/$defs/a", "$defs": {"a": CLOSED}}),
+    ],
+)
+def test_objects_that_name_their_properties_are_closed(schema: dict, made: dict) -> None:
+    assert checked(schema) == made
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"properties": {}},
+        A | {"additionalProperties": True},
+        A | {"additionalProperties": {"type": "null"}},
+        A | {"patternProperties": {"^x": True}},
+        A | {"required": ["b"]},
+        A | {"minProperties": 2, "required": ["a"]},
+        {"allOf": [A, B]},
+        A | {"anyOf": [B, {"required": ["c"]}]},
+        {"anyOf": [{"allOf": [A]}, True]},
+        B | {"$ref": "#/$defs/a", "$defs": {"a": A}},
+        {"anyOf": [A], "oneOf": [B]},
+        {"allOf": [{"$ref": "#/$defs/a"}, {"anyOf": [B]}], "$defs": {"a": A}, "items": {"$ref": "#/$defs/a"}},
+        B | {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"oneOf": [A]}}},
+    ],
+)
+def test_objects_that_others_speak_of_and_open_ones_are_not(schema: dict) -> None:
+    assert checked(schema) == schema
