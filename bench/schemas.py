@@ -2,8 +2,9 @@
 
     python bench/schemas.py [--model MODEL] [--only answers|speed] [--schemas 200]
 
-Schemas are pydantic's, of random models (schemas_random.py); answers are the model's at a temperature of 0.7, up to 512 tokens, and are
-validated by jsonschema-rs, formats included. Speed: the same prompts with a schema and without, one after the other, round by round.
+Schemas are pydantic's, of random models (schemas_random.py). Answers are the model's at temperature 1, the API's default, up to 512
+tokens, and are validated by jsonschema-rs, formats included. Speed: the same prompts with a schema and without, one after the other,
+round by round.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from pitstop.errors import InvalidRequest
 from pitstop.types import Request
 
 TOKENS = 512
-TEMPERATURE = 0.7
 SPEED_TOKENS = 96
 ROUNDS = 5
 RECORDS = {
@@ -49,17 +49,20 @@ def main() -> None:
     parser.add_argument("--only", choices=("answers", "speed"))
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--frequency-penalty", type=float, default=0.0)
     options = parser.parse_args()
     llm = LLM(options.model)
     figures: dict[str, object] = {"model": options.model}
     if options.only != "speed":
-        figures |= answers(llm, options.schemas, options.seed)
+        sampling = {"temperature": options.temperature, "frequency_penalty": options.frequency_penalty}
+        figures |= sampling | answers(llm, options.schemas, options.seed, sampling)
     if options.only != "answers":
         figures |= speed(llm)
     print(json.dumps(figures))
 
 
-def answers(llm: LLM, wanted: int, seed: int) -> dict[str, object]:
+def answers(llm: LLM, wanted: int, seed: int, sampling: dict[str, float]) -> dict[str, object]:
     """Draw schemas until so many are taken; answer them all, validate what ended."""
     models, taken, refused, compile_ms = Models(seed), [], Counter(), []
     while len(taken) < wanted:
@@ -73,8 +76,7 @@ def answers(llm: LLM, wanted: int, seed: int) -> dict[str, object]:
             continue
         compile_ms.append(1e3 * (time.perf_counter() - begin))
         taken.append((schema, grammar))
-    common = {"max_tokens": TOKENS, "temperature": TEMPERATURE}
-    params = [SamplingParams(**common, seed=seed + i, grammar=grammar) for i, (_, grammar) in enumerate(taken)]
+    params = [SamplingParams(**sampling, max_tokens=TOKENS, seed=seed + i, grammar=grammar) for i, (_, grammar) in enumerate(taken)]
     outputs = llm.generate([_prompt(llm, schema) for schema, _ in taken], params, progress=True)
     ended = [(schema, output) for (schema, _), output in zip(taken, outputs, strict=True) if output.finish_reason == "stop"]
     wrong = [(schema, output.text) for schema, output in ended if not _valid(schema, output.text)]
