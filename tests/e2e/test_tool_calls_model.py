@@ -64,13 +64,13 @@ def test_responses(server: Server):
 def test_messages(server: Server):
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     tools = [{"name": "get_weather", "input_schema": SCHEMA}]
-    fields = {"messages": QUESTION, "tools": tools, "tool_choice": {"type": "any"}, "max_tokens": 120, "temperature": 0}
+    fields = {"messages": QUESTION, "tools": tools, "tool_choice": {"type": "any"}, "max_tokens": 120, "extra_body": {"temperature": 0}}
     whole = client.messages.create(model=server.model, **fields)
     with client.messages.stream(model=server.model, **fields) as stream:
         streamed = stream.get_final_message()
     check(whole.content[0].input)
     assert whole.content[0].input == streamed.content[0].input
     assert whole.stop_reason == streamed.stop_reason == "tool_use"
-    words = client.messages.create(model=server.model, messages=QUESTION, max_tokens=12, temperature=0)
+    words = client.messages.create(model=server.model, messages=QUESTION, max_tokens=12, extra_body={"temperature": 0})
     assert words.content[0].text
     assert words.stop_reason == "max_tokens"
