@@ -11,8 +11,8 @@ LENGTHS = (4, 3, 2)
 
 LONGEST = LENGTHS[0]
 
-START = 0.5
-"""The chance that a guess is given before anything is known of it."""
+START = (0.0, 0.0, 0.2, 0.35, 0.6)
+"""The chance of a guess before anything is known of the stream, by how many tokens before it agree: what prose and quotes share."""
 
 WEIGHT = 1 / 8
 """Of the latest token in the chances: they are those of the last dozen tokens or so."""
@@ -37,7 +37,7 @@ class Lookup:
         self._read = 0
         self._next = -1  # the guess is that the text goes on as from this position; -1: no guess
         self._agreed = 0  # how many tokens before there are also those at the end
-        self._rates = [START] * (LONGEST + 1)
+        self._rates = [*START]
 
     def guess(self, count: int) -> list[int]:
         """The next `count` tokens, or none."""
