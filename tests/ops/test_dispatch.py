@@ -37,7 +37,7 @@ def test_the_first_that_does_not_decline_runs():
 def test_a_forced_backend_is_not_replaced():
     with dispatch.use("cpu"), pytest.raises(Unsupported, match=r"float64\[1, 4\] on cpu.*cpu: x must be float32"):
         linear.linear(torch.zeros(1, 4, dtype=torch.float64), linear.pack(torch.zeros(3, 4)))
-    with pytest.raises(Unsupported, match="choose auto, cpu or ref"):
+    with pytest.raises(Unsupported, match="choose auto, triton, cpu or ref"):
         dispatch.use("gpu")
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 import psutil
 import typer
 
+from pitstop.cli import doctor_kernels
 from pitstop.cli.options import Model, show_size
 from pitstop.config import ServerConfig, cache_dir, usable_cores
 from pitstop.errors import PitstopError
@@ -42,8 +43,13 @@ def doctor(
     model: Model = fetch.DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="The address that will be served.")] = _SERVER.host,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port that will be served.")] = _SERVER.port,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Only print how attention would be launched on GPUs, and why.")] = False,
 ) -> None:
     """Check what this machine has and what is missing for `pitstop serve`, and say what to do. Exit status 1 when something is missing."""
+    if kernels:
+        for line in doctor_kernels.plans():
+            print(line)
+        return
     findings = list(examine(model, host, port))
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
@@ -60,7 +66,7 @@ def examine(model: str, host: str, port: int) -> Iterator[Finding]:
     """Every finding, in the order of the report."""
     yield python()
     yield torch()
-    yield kernels()
+    yield native_kernels()
     yield instructions()
     yield cores()
     yield memory()
@@ -81,7 +87,7 @@ def torch() -> Finding:
         return Finding("missing", "torch", "not installed", "run `make env`, or pip install -c constraints.txt -e .")
 
 
-def kernels() -> Finding:
+def native_kernels() -> Finding:
     """The compiled module; the install leaves the reason behind when it could not build it."""
     try:
         native = importlib.import_module("pitstop._native")

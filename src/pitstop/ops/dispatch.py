@@ -1,11 +1,12 @@
 """The one place that chooses which implementation of an op runs.
 
-Backends, fastest first: "cpu" (native kernels) and "ref" (plain torch, on any device). Adding one adds its name to ORDER and a function to
-the ops that have it; callers do not change.
+Backends, fastest first: "triton" (kernels for GPUs), "cpu" (native kernels) and "ref" (plain torch, on any device). Adding one adds its
+name to ORDER and a function to the ops that have it; callers do not change.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ except ImportError as error:
 else:
     _missing = None
 
-ORDER = ("cpu", "ref")
+ORDER = ("triton", "cpu", "ref")
 
 _active: tuple[str, ...] = ()
 
@@ -87,11 +88,14 @@ def use(backend: str) -> _Restore:
     global _active
     previous = _active
     if backend == "auto":
-        _active = ORDER if native else ORDER[1:]
+        here = {"triton": torch.cuda.is_available(), "cpu": native is not None, "ref": True}
+        _active = tuple(name for name in ORDER if here[name])
     elif backend not in ORDER:
-        raise Unsupported(f"backend {backend}: choose auto, {' or '.join(ORDER)}")
+        raise Unsupported(f"backend {backend}: choose auto, {', '.join(ORDER[:-1])} or {ORDER[-1]}")
     elif backend == "cpu" and _missing:
         raise Unsupported(f"backend cpu: {_missing}")
+    elif backend == "triton" and importlib.util.find_spec("triton") is None:
+        raise Unsupported("backend triton: Triton is not installed; pip install 'pitstop[gpu]'")
     else:
         _active = (backend,)
     return _Restore(previous)
@@ -109,6 +113,8 @@ def native_missing() -> str | None:
 
 def describe() -> str:
     """What will run, in a few words for the operator: the native kernels' instruction set, or the reference."""
+    if _active == ("triton",):
+        return "triton"
     if "cpu" not in _active:
         return "ref (plain torch)"
     return native.isa() if native.has_fma() else f"{native.isa()} (no FMA instruction here: slow)"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from pitstop.ops.attention import cpu, ref
+from pitstop.ops.attention import cpu, ref, triton
 from pitstop.ops.attention.layout import RAW16, RAW32, Layout, Plane
 from pitstop.ops.dispatch import Op
 
@@ -21,7 +21,7 @@ __all__ = ["RAW16", "RAW32", "Layout", "Plane", "append", "paged_attention", "se
 
 _append = Op("append", cpu=cpu.append, ref=ref.append)
 _seal = Op("seal", cpu=cpu.seal, ref=ref.seal)
-_paged_attention = Op("paged_attention", cpu=cpu.paged_attention, ref=ref.paged_attention)
+_paged_attention = Op("paged_attention", triton=triton.paged_attention, cpu=cpu.paged_attention, ref=ref.paged_attention)
 
 
 def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.Tensor) -> None:

@@ -1,0 +1,76 @@
+"""The attention kernel compiled ahead of time, as a plan would launch it on a chip, and what speaks against that."""
+
+from __future__ import annotations
+
+import re
+
+from pitstop.ops import ahead, banks
+from pitstop.ops.ahead import Compiled
+from pitstop.ops.attention.layout import Layout
+from pitstop.ops.attention.plan import Chip, Heads, Plan, resident_blocks
+from pitstop.ops.attention.triton import Scores, constants, options
+
+POINTERS = {
+    "q_at": "*fp32", "tails": "*fp16", "pages8": "*u8", "pages16": "*fp16", "table": "*i32", "work": "*i32", "out_at": "*fp32",
+    "parts": "*fp32", "sums": "*fp32",
+}  # fmt: skip
+NUMBERS = {
+    "q_stride": "i32", "page_halves": "i32", "kv_heads": "i32", "scale": "fp32", "cap_rate": "fp32", "cap": "fp32", "window": "i32",
+    "heat_from": "i32", "heat_rate": "fp32",
+}  # fmt: skip
+ALIGNED = {*POINTERS, "q_stride", "page_halves"}
+
+
+def compile_plan(plan: Plan, heads: Heads, layout: Layout, chip: Chip, scores: Scores | None = None) -> Compiled:
+    """The kernel for this plan: fp32 queries and answers, page sizes of a multiple of 32 bytes."""
+    from pitstop.ops.attention.triton_kernels import attend
+
+    chosen = constants(plan, heads, layout, scores or Scores(1.0))
+    return ahead.compile(attend, POINTERS | NUMBERS, chosen, chip.arch, options(plan), ALIGNED)
+
+
+def objections(compiled: Compiled, plan: Plan, chip: Chip) -> list[str]:
+    """What is wrong with it, in words; nothing if it is as planned."""
+    wrong = []
+    if compiled.frame:
+        wrong.append(f"{compiled.frame} bytes of registers are spilled")
+    if compiled.shared > chip.shared_block:
+        wrong.append(f"{compiled.shared} bytes of shared memory pass the block's {chip.shared_block}")
+    if compiled.shared > plan.shared:
+        wrong.append(f"{compiled.shared} bytes of shared memory are more than the {plan.shared} planned")
+    if compiled.registers > plan.registers:
+        wrong.append(f"{compiled.registers} registers are more than the {plan.registers} planned")
+    meant = "mma" if chip.arch < 90 else "wgmma.mma_async"
+    if set(compiled.tensor) != {meant}:
+        wrong.append(f"products by {', '.join(compiled.tensor) or 'no tensor cores'}, not {meant}")
+    if compiled.wide_share < 0.8:
+        wrong.append(f"only {compiled.wide_share:.0%} of the bytes are loaded 16 at a time")
+    return wrong
+
+
+def resident(compiled: Compiled, plan: Plan, chip: Chip) -> int:
+    """Blocks that an SM holds, by what was compiled."""
+    return resident_blocks(chip, plan.warps, compiled.registers, compiled.shared)
+
+
+def conflicts(compiled: Compiled) -> tuple[int, int]:
+    """(conflicts, passes at best) of all moves to and from shared memory that a warp makes in the kernel's text."""
+    moves = banks.accesses(compiled.ttgir)
+    return sum(move.conflicts for move in moves), sum(move.best for move in moves)
+
+
+def arithmetic(compiled: Compiled) -> frozenset[tuple[str, ...]]:
+    """What a row's bits depend on in the compiled form, tile width left out: the tensor cores' generation, how warps share the rows of a
+    product (they are what is summed over), how many neighbours in the reduced dimension a thread holds."""
+    found = set()
+    layouts = dict(re.findall(r"^(#\w+) = #ttg\.nvidia_mma<\{(.*)\}>", compiled.ttgir, re.MULTILINE))
+    for line in compiled.ttgir.splitlines():
+        if not re.search(r"\btt\.dot |warp_group_dot ", line):
+            continue
+        rows = re.search(r"-> tensor<(\d+)x\d+xf32, (#\w+)>", line)
+        text = layouts[rows[2]]
+        generation = re.search(r"versionMajor = (\d+)", text)[1]
+        warps = re.search(r"warpsPerCTA = \[(\d+)", text)[1]
+        widths = sorted(set(re.findall(r"kWidth = (\d+)", line)))
+        found.add((rows[1], generation, warps, *widths))
+    return frozenset(found)
