@@ -85,6 +85,10 @@ def scores() -> dict[str, float]:
     return {name: error(inputs, LAYOUTS["8 bits"], **case) for name, case in cases.items()}
 
 
+def edge() -> dict[str, float]:
+    return {"window of one": error(small(RAW16, [(126, 4)], share=1, kv_heads=1), RAW16, window=1)}
+
+
 def unseen() -> dict[str, float]:
     """Bits that change with memory that no row sees; a window of nothing."""
     found = {}
@@ -135,7 +139,7 @@ def splits() -> dict[str, float]:
     return found
 
 
-CHECKS = {check.__name__: check for check in (layouts, dims, scores, unseen, splits)}
+CHECKS = {check.__name__: check for check in (layouts, dims, scores, edge, unseen, splits)}
 
 
 def plant(old: str, new: str) -> None:

@@ -76,7 +76,8 @@ def test_planted_faults_show(fault):
 
 def test_a_wrong_mask_edge_shows():
     old, new, _ = FAULTS["a window that is one too wide"]
-    assert interpret("--plant", old, new, "scores")["scores"]["window of one"] > 10 * triton.TOLERANCE
+    assert interpret("edge")["edge"]["window of one"] <= triton.TOLERANCE
+    assert interpret("--plant", old, new, "edge")["edge"]["window of one"] > 10 * triton.TOLERANCE
 
 
 def test_where_there_is_no_gpu_it_declines():

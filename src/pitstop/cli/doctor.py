@@ -66,7 +66,7 @@ def examine(model: str, host: str, port: int) -> Iterator[Finding]:
     """Every finding, in the order of the report."""
     yield python()
     yield torch()
-    yield native_kernels()
+    yield kernels()
     yield instructions()
     yield cores()
     yield memory()
@@ -87,7 +87,7 @@ def torch() -> Finding:
         return Finding("missing", "torch", "not installed", "run `make env`, or pip install -c constraints.txt -e .")
 
 
-def native_kernels() -> Finding:
+def kernels() -> Finding:
     """The compiled module; the install leaves the reason behind when it could not build it."""
     try:
         native = importlib.import_module("pitstop._native")
