@@ -1,6 +1,6 @@
 """Structured output: do answers to random schemas end and validate, and what does a schema cost a token?
 
-    python bench/schemas.py [--model MODEL] [--only answers|speed] [--schemas 200]
+    python bench/schemas.py [--model MODEL] [--only answers|speed] [--schemas 200] [--sampling JSON]
 
 Schemas are pydantic's, of random models (schemas_random.py). Answers are the model's at temperature 1, the API's default, up to 512
 tokens, and are validated by jsonschema-rs, formats included. Speed: the same prompts with a schema and without, one after the other,
@@ -49,14 +49,12 @@ def main() -> None:
     parser.add_argument("--only", choices=("answers", "speed"))
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--frequency-penalty", type=float, default=0.0)
+    parser.add_argument("--sampling", type=json.loads, default={}, help='JSON, such as {"temperature": 0.7, "frequency_penalty": 0.5}')
     options = parser.parse_args()
     llm = LLM(options.model)
     figures: dict[str, object] = {"model": options.model}
     if options.only != "speed":
-        sampling = {"temperature": options.temperature, "frequency_penalty": options.frequency_penalty}
-        figures |= sampling | answers(llm, options.schemas, options.seed, sampling)
+        figures |= {"sampling": options.sampling} | answers(llm, options.schemas, options.seed, options.sampling)
     if options.only != "answers":
         figures |= speed(llm)
     print(json.dumps(figures))
