@@ -14,6 +14,7 @@ from pitstop.cli import (
     generate,
     kv_report,
     models,
+    quantize,
     replay,
     serve,
     upgrade,
@@ -40,6 +41,7 @@ app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
 app.command("kv-report")(kv_report.kv_report)
+app.command("quantize")(quantize.quantize)
 app.command("replay")(replay.replay)
 verify.app.command("all")(verify_all.verify_all)
 verify.app.command("report")(verify_all.verify_report)

@@ -62,7 +62,7 @@ class Tokenizer:
         if vocabulary.definition:
             self._bpe, self._bpe_inside = _defined(vocabulary.definition)
         else:
-            encoder = sentencepiece.encoder if vocabulary.model == "llama" else _byte_pair_encoder
+            encoder = sentencepiece.encoder if vocabulary.model == "llama" else byte_pair_encoder
             self._bpe = self._bpe_inside = encoder(vocabulary, apart=self._control.keys() | self._words.keys())
 
     @property
@@ -209,7 +209,7 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     raise Unsupported(f"pre-tokenizer {name!r}: this build has smollm, gpt-2, llama-bpe and qwen2")
 
 
-def _byte_pair_encoder(vocabulary: Vocabulary, apart: set[str]) -> tokenizers.Tokenizer:
+def byte_pair_encoder(vocabulary: Vocabulary, apart: set[str]) -> tokenizers.Tokenizer:
     """The merging itself. Tokens in `apart` are left out, so that plain text can never merge into one."""
     if vocabulary.model != "gpt2":
         raise Unsupported(f"tokenizer model {vocabulary.model!r}: this build has gpt2 (byte-level BPE) and llama (SentencePiece)")

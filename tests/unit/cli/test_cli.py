@@ -21,7 +21,18 @@ from pitstop.engine.protocol import Ready
 from pitstop.errors import ConfigError
 from pitstop.kv.capacity import Capacity
 
-VERBS = [["serve"], ["replay"], ["generate"], ["chat"], ["models"], ["models", "list"], ["models", "pull"], ["doctor"], ["kv-report"]]
+VERBS = [
+    ["serve"],
+    ["replay"],
+    ["generate"],
+    ["chat"],
+    ["models"],
+    ["models", "list"],
+    ["models", "pull"],
+    ["doctor"],
+    ["kv-report"],
+    ["quantize"],
+]
 
 
 def run(*arguments: str) -> int:
@@ -66,7 +77,7 @@ def test_help(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_option_has_a_help_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = typer.main.get_command(pitstop.cli.app)
-    verbs = [command.commands[name] for name in ("serve", "generate", "chat", "doctor", "kv-report", "replay")] + list(
+    verbs = [command.commands[name] for name in ("serve", "generate", "chat", "doctor", "kv-report", "quantize", "replay")] + list(
         command.commands["models"].commands.values()
     )
     for verb in verbs:
