@@ -18,6 +18,7 @@ from pitstop.precision import quantize as quantising
 from pitstop.precision import training
 from pitstop.precision.quantize import Wish, quantize
 from pitstop.precision.training import Training
+from pitstop.stats import Agreement
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "tie_word_embeddings": True}
 
@@ -71,12 +72,14 @@ def test_training_wins_loss_back_and_says_how_much(model: Path, tmp_path: Path, 
     assert [file.name for file in tmp_path.iterdir()] == ["out"], "the training's state goes with the parts"
 
 
+@pytest.mark.slow
 def test_calibration_is_nearer_than_rounding(model: Path, tmp_path: Path, text: str) -> None:
     plain = quantize(model, tmp_path / "plain", Wish(heldout=text, training=Training(length=48)))
     fitted = quantize(model, tmp_path / "fitted", Wish(calibrate=text, heldout=text, training=Training(length=48)))
     assert fitted.final.kl_mean < 0.8 * plain.final.kl_mean
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_ctrl_c_and_the_same_command_again(
     model: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,9 +102,10 @@ def test_ctrl_c_and_the_same_command_again(
     assert len(steps) == 3
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_what_breaks_leaves_no_folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(quantising, "measure", lambda *_: (_ for _ in ()).throw(RuntimeError("planted")))
+        patch.setattr(quantising, "publish", lambda *_: (_ for _ in ()).throw(RuntimeError("planted")))
         with pytest.raises(RuntimeError, match="planted"):
             quantize(model, tmp_path / "out", Wish(bits=8))
     assert not (tmp_path / "out").exists()
@@ -128,6 +132,14 @@ def test_bad_options_are_named(model: Path, tmp_path: Path, options: list[str], 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are near: nobody measures, which takes longest."""
+    near = Agreement(1, 0.001, 0.01, 1.0, 2.0, 2.0)
+    monkeypatch.setattr(quantising, "measure", lambda _, models, *__: dict.fromkeys(models, near))
+
+
+@pytest.mark.usefixtures("unmeasured")
 def test_a_folder_that_is_there_and_a_model_that_has_few_bits(model: Path, tmp_path: Path) -> None:
     quantize(model, tmp_path / "eight", Wish(bits=8))
     with pytest.raises(ConfigError, match=r"OUT .*eight: is there already"):

@@ -179,8 +179,8 @@ def _existing(path: Path) -> Path:
 
 def _family(source: ModelSource) -> Family:
     family = by_model_type(source.config.architecture)
-    if family.gguf is None and family.name.startswith("grok"):
-        raise WeightsError(source.path, f"{family.name} is not written as a folder here; choose a model of another family")
+    if family is None or family.name.startswith("grok"):
+        raise WeightsError(source.path, f"{source.config.architecture} is not written as a folder here; choose a model of another family")
     return family
 
 

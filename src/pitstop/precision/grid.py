@@ -10,6 +10,8 @@ from pitstop.precision.scheme import Scheme
 
 RATIOS = tuple(1 - 0.025 * step for step in range(17))
 """Of the widest range of a group, what is tried for its grid: a narrower one cuts the largest weights off and rounds the others less."""
+_CACHED = 1 << 15
+"""Weights that are fitted at once: they stay in the cache, and torch cuts nothing so small into threads that wait for each other."""
 _DIGITS = 7
 """Significant bits of a scale beside zeros of 4 bits: scale · zero then has 11, which fp16 holds, so that our kernels need no fp32."""
 
@@ -58,17 +60,27 @@ def fit(
     importance: [in], how much an input's errors count; None: all alike. dtype: what the file holds scales in. Ratios (1,) give the grid
     from least to largest value.
     """
+    rows = max(1, _CACHED // weight.shape[1])
+    pieces = [_fit(piece, scheme, dtype, importance, ratios or RATIOS) for piece in weight.split(rows)]
+    scales, zeros = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return Grid(scheme, scales, zeros.to(torch.int8))
+
+
+def _fit(
+    weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, importance: torch.Tensor | None, ratios: tuple[float, ...]
+) -> list[torch.Tensor]:
+    """Scales and zeros, fp32."""
     grouped = weight.unflatten(1, (-1, scheme.size(weight.shape[1])))
     counts = 1.0 if importance is None else importance.view(1, grouped.shape[1], -1)
     low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
     best: list[torch.Tensor] = []
-    for ratio in ratios or RATIOS:
+    for ratio in ratios:
         scales, zeros = _stretched(low * ratio, high * ratio, scheme, dtype)
         codes = (torch.round(grouped / scales[..., None]) + zeros[..., None]).clamp_(scheme.low, scheme.high)
         error = (((codes - zeros[..., None]) * scales[..., None] - grouped).square_() * counts).sum(2)
         found = [error, scales, zeros]
         best = [torch.where(error < best[0], new, old) for new, old in zip(found, best, strict=True)] if best else found
-    return Grid(scheme, best[1], best[2].to(torch.int8))
+    return best[1:]
 
 
 def nearest(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, ratios: tuple[float, ...] | None = None) -> Rounded:

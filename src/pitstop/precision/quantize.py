@@ -32,6 +32,8 @@ from pitstop.stats import Agreement
 
 REPORT = "quantize.json"
 """The report's name in the folder."""
+SHORT = 512
+"""Tokens at most of a sequence of the built-in text."""
 TRAINED_STATE = 12
 """Bytes that a checkpoint takes for a weight in training."""
 
@@ -123,21 +125,21 @@ def _texts(source: ModelSource, wish: Wish) -> tuple[Windows | None, list[list[i
     if wish.heldout:
         windows = read_windows("--heldout", wish.heldout, vocabulary, length)
         return used, windows.used + windows.held_out
-    return used, used.held_out if used else short_text(vocabulary)
+    return used, used.held_out if used else short_text(vocabulary, min(SHORT, source.config.context))
 
 
 def _write(source: ModelSource, plan: Mapping[str, Scheme], wish: Wish, used: Windows | None, part: Path) -> dict[str, Path]:
     """The folders that were made, "rounded" and after training "trained"."""
     folders = {"rounded": part / "rounded"}
     dtype = stored_dtype(source)
+    decoder = _trained(source, plan, wish, used, part) if wish.qat else None
     if wish.calibrate:
         matrices: Iterator[tuple[str, Rounded]] = ((name, rounded) for name, rounded, _ in calibrated(source, plan, dtype, used.used))
     else:
         matrices = ((name, nearest(fp32(source, name), scheme, dtype)) for name, scheme in plan.items())
     _write_folder(source, plan, folders["rounded"], matrices)
-    if wish.qat:
+    if decoder:
         folders["trained"] = part / "trained"
-        decoder = _trained(source, plan, wish, used, part)
         with torch.no_grad():
             chosen = ((f"{name}.weight", _as_trained(module)) for name, module in fake_quantised(decoder))
             changed = {name: weight.detach() for name, weight in decoder.named_parameters()}

@@ -52,10 +52,10 @@ def read_windows(option: str, file: str, vocabulary: Vocabulary, length: int) ->
     return Windows(windows[:-held_out], windows[-held_out:], file)
 
 
-def short_text(vocabulary: Vocabulary) -> list[list[int]]:
+def short_text(vocabulary: Vocabulary, longest: int) -> list[list[int]]:
     """What is measured on where there is no other text: English prose, code and Chinese, some 300 tokens each, a sequence each."""
     tokenizer = Tokenizer(vocabulary)
-    return [tokenizer.encode_prompt(text) for text in (ENGLISH, CODE, CHINESE)]
+    return [tokenizer.encode_prompt(text)[:longest] for text in (ENGLISH, CODE, CHINESE)]
 
 
 def _documents(option: str, file: str, vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[list[int]]:
