@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pitstop.precision.gptq import gptq
+from pitstop.precision.gptq import gptq, seen
 from pitstop.precision.grid import Grid, fit, nearest
 from pitstop.precision.scheme import Scheme
 
@@ -95,7 +95,7 @@ def test_errors_are_made_up_for(scheme: Scheme) -> None:
     """What counts is the product's error on such inputs; and the weight that was rounded in the end rounds to the same codes."""
     weight, x = weights(), inputs()
     plain = nearest(weight, scheme, torch.float16)
-    rounded, last = gptq(weight, scheme, torch.float16, x.T @ x)
+    rounded, last = gptq(weight, scheme, torch.float16, seen(x.T @ x))
     errors = [(x @ (one.values() - weight).T).square().mean() for one in (plain, rounded)]
     assert errors[1] < 0.5 * errors[0]
     assert torch.equal(rounded.grid.codes(last), rounded.codes)
@@ -104,7 +104,7 @@ def test_errors_are_made_up_for(scheme: Scheme) -> None:
 
 def test_inputs_that_have_nothing_to_do_with_each_other_make_up_for_nothing() -> None:
     weight, scheme = weights(), Scheme(4, 64)
-    rounded, last = gptq(weight, scheme, torch.float16, torch.eye(256))
+    rounded, last = gptq(weight, scheme, torch.float16, seen(torch.eye(256)))
     assert torch.allclose(last, weight, atol=1e-6)
     assert torch.equal(rounded.codes, nearest(weight, scheme, torch.float16).codes)
 
@@ -112,7 +112,7 @@ def test_inputs_that_have_nothing_to_do_with_each_other_make_up_for_nothing() ->
 def test_inputs_that_never_come_do_no_harm() -> None:
     x = inputs()
     x[:, 7] = 0
-    rounded, _ = gptq(weights(), Scheme(4, 64), torch.float16, x.T @ x)
+    rounded, _ = gptq(weights(), Scheme(4, 64), torch.float16, seen(x.T @ x))
     assert torch.isfinite(rounded.values()).all()
-    rounded, _ = gptq(weights(), Scheme(4, 64), torch.float16, torch.zeros(256, 256))
+    rounded, _ = gptq(weights(), Scheme(4, 64), torch.float16, seen(torch.zeros(256, 256)))
     assert torch.isfinite(rounded.values()).all()

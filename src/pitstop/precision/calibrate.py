@@ -9,7 +9,7 @@ from torch import nn
 
 from pitstop.models.weights.source import ModelSource
 from pitstop.precision.decoder import Block, all_positions, fp32, load_block, refuse_experts
-from pitstop.precision.gptq import gptq
+from pitstop.precision.gptq import gptq, seen
 from pitstop.precision.grid import Rounded
 from pitstop.precision.scheme import Scheme
 
@@ -40,16 +40,17 @@ def calibrated(
     del embedding
     positions = all_positions(config, len(chosen[0]))
     for layer in range(config.layers):
-        block, seen = load_block(source, layer), positions[config.window(layer)]
-        moments = _moments(block, hidden, seen)
+        block, places = load_block(source, layer), positions[config.window(layer)]
+        moments = _moments(block, hidden, places)
         for first, parts in _INPUTS.items():
+            inputs = seen(moments.pop(first))
             for part in parts:
                 name = f"blk.{layer}.{part}.weight"
                 module: nn.Linear = getattr(block, part)
-                rounded, weight = gptq(module.weight, schemes[name], dtype, moments[first])
+                rounded, weight = gptq(module.weight, schemes[name], dtype, inputs)
                 module.weight.copy_(rounded.values())
                 yield name, rounded, weight
-        hidden = [block(x, seen) for x in hidden]
+        hidden = [block(x, places) for x in hidden]
 
 
 def _moments(block: Block, hidden: list[torch.Tensor], positions: object) -> dict[str, torch.Tensor]:

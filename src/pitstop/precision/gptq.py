@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from pitstop.precision.grid import Grid, Rounded, fit
@@ -13,17 +15,33 @@ _BLOCK = 128
 """Inputs that are rounded before the others are made to follow."""
 
 
-def gptq(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, moments: torch.Tensor) -> tuple[Rounded, torch.Tensor]:
-    """weight [out, in] fp32 such that (weight - rounded) x is small for x of these second moments [in, in] fp32.
+class Inputs(NamedTuple):
+    """What is known of the inputs [in] of a matrix, or of several that have them in common. Make it with `seen`."""
 
-    Grids are fitted first, by the moments' diagonal; then inputs are rounded in descending order of it. Also returns the weight that was
-    rounded in the end, fp32 [out, in]: each input's with what it was to make up for; its nearest values are the rounded ones.
-    """
-    diagonal = moments.diagonal()
-    grid = fit(weight, scheme, dtype, diagonal)
+    weight: torch.Tensor  # [in] fp32: how large they are, squared
+    order: torch.Tensor  # [in]: the largest first
+    upper: torch.Tensor  # [in, in] fp32, in this order: the upper Cholesky factor of the inverse of their second moments
+
+
+def seen(moments: torch.Tensor) -> Inputs:
+    """Of second moments [in, in] fp32: of inputs that are always 0, too."""
+    diagonal = moments.diagonal().clone()
     order = diagonal.argsort(descending=True, stable=True)
+    damped = moments[order][:, order].double()
+    damped.diagonal().add_(DAMPING * damped.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return Inputs(diagonal, order, torch.linalg.cholesky(inverse, upper=True).float())
+
+
+def gptq(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, inputs: Inputs) -> tuple[Rounded, torch.Tensor]:
+    """weight [out, in] fp32 such that (weight - rounded) x is small for such inputs x.
+
+    Grids are fitted first, weighed by the inputs; then inputs are rounded, the largest first. Also returns the weight that was rounded in
+    the end, fp32 [out, in]: each input's with what it was to make up for; its nearest values are the rounded ones.
+    """
+    order, upper = inputs.order, inputs.upper
+    grid = fit(weight, scheme, dtype, inputs.weight)
     scales, zeros = (part[:, order] for part in grid.spread(weight.shape[1]))
-    upper = _inverse_root(moments[order][:, order])
     left, codes = weight[:, order].clone(), torch.empty_like(weight)
     for start in range(0, weight.shape[1], _BLOCK):
         rows = slice(start, start + _BLOCK)
@@ -37,11 +55,3 @@ def gptq(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, moments: torc
         left[:, start + _BLOCK :] -= errors @ upper[rows, start + _BLOCK :]
     back = order.argsort()
     return Rounded(Grid(scheme, grid.scales, grid.zeros), codes[:, back].to(torch.int8)), left[:, back]
-
-
-def _inverse_root(moments: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse, in fp64 and back. Inputs that are always 0 stand for themselves."""
-    damped = moments.double()
-    damped.diagonal().add_(DAMPING * damped.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny))
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
