@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Definition
 from toys import toy_vocabulary
@@ -64,6 +64,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @given(parts=PARTS)
+@settings(max_examples=30, deadline=None)
 def test_ids_are_the_same(pair: tuple[Vocabulary, Vocabulary, Path], parts: list[str]) -> None:
     before, after = (Tokenizer(one) for one in pair[:2])
     text = "".join(parts)
@@ -75,6 +76,7 @@ def test_ids_are_the_same(pair: tuple[Vocabulary, Vocabulary, Path], parts: list
 
 
 @given(parts=PARTS)
+@settings(max_examples=30, deadline=None)
 def test_the_tokenizers_library_alone_gives_them_too(pair: tuple[Vocabulary, Vocabulary, Path], parts: list[str]) -> None:
     """As other engines run it: control tokens are looked for, the first token comes by itself."""
     stated, _, folder = pair
