@@ -61,12 +61,12 @@ def test_a_model_in_8_bits_is_near_and_served(model: Path, tmp_path: Path, capsy
 
 
 def test_training_wins_loss_back_and_says_how_much(model: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--qat", text, "--steps", 30, "--lr", 1e-3, "--batch", 2, "--length", 48, "--json"]
+    options = ["--qat", text, "--steps", 12, "--lr", 1e-4, "--batch", 4, "--length", 48, "--json"]
     status, out, err = run(capsys, model, tmp_path / "out", *options)
     assert status == 0, err
     report = json.loads(out)
     assert report == json.loads((tmp_path / "out" / "quantize.json").read_text())
-    assert report["trained"]["kl_mean"] < 0.8 * report["rounded"]["kl_mean"]
+    assert 0 < report["trained"]["kl_mean"] < 0.95 * report["rounded"]["kl_mean"]
     assert report["won_back"] == 1 - report["trained"]["kl_mean"] / report["rounded"]["kl_mean"]
     assert (report["options"]["training"]["seed"], report["groups"]) == (0, [128])
     assert [file.name for file in tmp_path.iterdir()] == ["out"], "the training's state goes with the parts"
