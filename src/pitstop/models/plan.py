@@ -12,9 +12,10 @@ from pitstop.models.config import ModelConfig
 from pitstop.models.families import grok1, grok2
 from pitstop.models.families.family import Family
 from pitstop.models.keys import Keys
+from pitstop.models.weights.files import CHECKPOINT
 from pitstop.models.weights.folder import read_config
 from pitstop.models.weights.gguf import open_gguf
-from pitstop.models.weights.grok1 import CHECKPOINT, is_grok1, leaves, open_grok1, place
+from pitstop.models.weights.grok1 import is_grok1, leaves, open_grok1, place
 from pitstop.models.weights.shards import file_entries
 from pitstop.models.weights.tensor_parallel import tensor_parallel_files
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.tok_json import _SPLITS, TOK_JSON, read_tok_json
+from pitstop.models.weights.files import TOK_JSON
+from pitstop.models.weights.tok_json import _SPLITS, read_tok_json
 from pitstop.models.weights.tokenizer_json import read_vocabulary
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer, end_tokens

@@ -1,8 +1,9 @@
-"""Reading the small files of a model folder."""
+"""The names of a model folder's files, and reading the small ones. Imports nothing that takes time."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,15 @@ from pitstop.errors import WeightsError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 """Of the weights: what names the shards, or the only one."""
+
+CHECKPOINT = "ckpt-0"
+"""Where Grok-1's leaves lie."""
+
+TOK_JSON = "tokenizer.tok.json"
+"""Grok-2's tokenizer."""
+
+TENSOR_PARALLEL = re.compile(r".+-TP-(\d{3}|common)\.safetensors")
+"""Files of a folder made for tensor parallelism, and the rank of each."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,14 +14,13 @@ from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
 from pitstop.models.families import grok1
 from pitstop.models.keys import Keys
-from pitstop.models.weights.files import read_json_if_there
+from pitstop.models.weights.files import CHECKPOINT, read_json_if_there
 from pitstop.models.weights.folder import HARMLESS, NEUTRAL
 from pitstop.models.weights.pickles import QuantizedWeight8bit, read_pickle
 from pitstop.models.weights.tensor import RawTensor, stored_note
 from pitstop.models.weights.tokenizer_json import read_vocabulary
 from pitstop.text.vocabulary import Vocabulary
 
-CHECKPOINT = "ckpt-0"
 _OUTSIDE = {"token_embd": "language_model/in_out_embed/embeddings", "output_norm": "language_model/rms_norm/scale"}
 _BLOCK = {
     "attn_q": "multi_head_attention/query/w",

@@ -14,10 +14,7 @@ from pathlib import Path
 
 from pitstop.errors import DownloadFailed
 from pitstop.models.weights.download import download, sha256
-from pitstop.models.weights.files import INDEX, SINGLE, read_json
-from pitstop.models.weights.grok1 import CHECKPOINT
-from pitstop.models.weights.tensor_parallel import is_tensor_parallel
-from pitstop.models.weights.tok_json import TOK_JSON
+from pitstop.models.weights.files import CHECKPOINT, INDEX, SINGLE, TENSOR_PARALLEL, TOK_JSON, read_json
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all."""
@@ -127,7 +124,7 @@ def _wanted(id: str, sizes: Mapping[str, int]) -> list[str]:
     small = [name for name in _SMALL if name in sizes]
     if leaves := sorted(filter(_LEAF.fullmatch, sizes)):
         return small + leaves
-    if _CONFIG in sizes and (parts := sorted(filter(is_tensor_parallel, sizes))):
+    if _CONFIG in sizes and (parts := sorted(filter(TENSOR_PARALLEL.fullmatch, sizes))):
         return [name for name in small if name != INDEX] + parts
     if _CONFIG in sizes and (INDEX in sizes or SINGLE in sizes):
         return small + ([] if INDEX in sizes else [SINGLE])

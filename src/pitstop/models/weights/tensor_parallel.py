@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from pitstop.errors import WeightsError
+from pitstop.models.weights.files import TENSOR_PARALLEL
 from pitstop.models.weights.shards import Entry, file_entries
 from pitstop.models.weights.tensor import RawTensor
-
-_FILE = re.compile(r".+-TP-(\d{3}|common)\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,8 @@ class Joined:
         return RawTensor(name, self.kind, self.shape, data)
 
 
-def is_tensor_parallel(name: str) -> bool:
-    """Whether a file of this name holds such parts."""
-    return _FILE.fullmatch(name) is not None
-
-
 def tensor_parallel_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob("*.safetensors") if is_tensor_parallel(file.name))
+    return sorted(file for file in folder.glob("*.safetensors") if TENSOR_PARALLEL.fullmatch(file.name))
 
 
 def read_joined(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Entry | Joined]:
@@ -64,7 +57,7 @@ def read_joined(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[s
     whole: dict[str, Entry] = {}
     parts: dict[str, dict[int, Entry]] = defaultdict(dict)
     for file in tensor_parallel_files(folder):
-        rank = _FILE.fullmatch(file.name)[1]
+        rank = TENSOR_PARALLEL.fullmatch(file.name)[1]
         for name, entry in file_entries(file).items():
             if name in whole or (rank == "common" and name in parts) or (rank != "common" and int(rank) in parts[name]):
                 raise WeightsError(file, "stands here and in another file, too", name)

@@ -10,7 +10,6 @@ from pitstop.errors import WeightsError
 from pitstop.models.weights.files import read_json
 from pitstop.text.tokenizer import BYTE_ALPHABET
 
-TOK_JSON = "tokenizer.tok.json"
 _SPLITS = {
     "V1": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }

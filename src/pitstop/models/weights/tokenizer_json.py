@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.files import read_json, read_json_if_there
-from pitstop.models.weights.tok_json import TOK_JSON, read_tok_json
+from pitstop.models.weights.files import TOK_JSON, read_json, read_json_if_there
+from pitstop.models.weights.tok_json import read_tok_json
 from pitstop.text.vocabulary import TokenType, Vocabulary
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
