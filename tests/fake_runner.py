@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+
 from pitstop.types import SEGMENT, Logprob, Sampled, Span, StepPlan, StepResult
 
 
@@ -31,6 +33,11 @@ class FakeRunner:
         """For each position, four bytes that depend on everything up to it."""
         return b"".join(self.next_token(known[: position + 1]).to_bytes(4, "little") for position in range(first, end))
 
+    def hidden(self, known: list[int], first: int, end: int) -> np.ndarray:
+        """For each position, two numbers: one that depends on everything up to it, and the position."""
+        rows = [(self.next_token(known[: position + 1]) / 7, position) for position in range(first, end)]
+        return np.array(rows, np.float32).reshape(-1, 2)
+
     def run(self, plan: StepPlan) -> StepResult:
         for source, destination in plan.copies:
             self.tails[destination] = list(self.tails.get(source, [None] * SEGMENT))
@@ -52,6 +59,9 @@ class FakeRunner:
                 end = span.start + span.count
                 scores = [Logprob(t, 0.0) for t in span.request.prompt[end - span.wanted + 1 : end + 1]]
                 tokens = self.accepted(span) if span.samples else []
+                if span.request.embed is not None:
+                    result[span.request.id] = Sampled([], hidden=self.hidden(span.known, end - span.wanted, end))
+                    continue
                 if span.request.score_from is not None:
                     result[span.request.id] = Sampled([], logits=self.logits(span.known, end - span.wanted, end))
                     continue

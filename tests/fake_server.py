@@ -53,6 +53,7 @@ async def serve() -> None:
         otel=options.otel,
         admin=options.admin,
         admin_key=options.admin_key,
+        pooling=options.pooling,
     )
     pool = PoolConfig(
         max_waiting=options.max_waiting,
@@ -67,7 +68,7 @@ async def serve() -> None:
         run.create_app = lambda service: Fault(create_app(service), options.fault)
     elif options.lasting:
         run.create_app = lambda service: Lasting(create_app(service), options.lasting)
-    runner = run.Runner(server, pool, EngineConfig(model="toy"), worker)
+    runner = run.Runner(server, pool, EngineConfig(model=options.model), worker)
     running = asyncio.create_task(runner.run(read, lambda facts: print("ready", flush=True)))
     await asyncio.sleep(0)  # until it has bound the port
     print("listening", runner.port, flush=True)
@@ -85,6 +86,8 @@ parser.add_argument("--strict-template", action="store_true")
 parser.add_argument("--tool-template", action="store_true", help="the model is one that was trained for tools")
 parser.add_argument("--admin", action="store_true")
 parser.add_argument("--admin-key", default="")
+parser.add_argument("--model", default="toy", help="as pools.toy_model has it")
+parser.add_argument("--pooling", default="")
 parser.add_argument("--max-logits", type=int, default=protocol.MAX_LOGITS)
 parser.add_argument("--max-connections", type=int, default=1024)
 parser.add_argument("--head-timeout", type=float, default=10)

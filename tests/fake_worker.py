@@ -19,7 +19,7 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
 
 Several may be given, `#slow 5##say hello#`; without `say` or `echo` it counts "0 1 2 3 …" for ever. Log-probabilities are -0.5 for the
 token and the top is the token followed by its neighbours; logit_bias is obeyed in that a token with bias 100 is said for ever. Logits at
-a position are `fake_logits`, of the tokens up to it.
+a position are `fake_logits`, of the tokens up to it; what a request that embeds gets is its `fake_vector`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ MAX_RUNNING = 8
 CACHED = 3  # prompt tokens that it claims to have had
 CACHED_LATER = 7  # the same for an answer that another worker has begun
 KV_MEMORY = 1 << 20
+WIDTH = 8  # of its hidden states
 PACE = 0.001  # seconds a unit of work
 HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
@@ -205,6 +206,8 @@ class Model:
             return Output(
                 request.id, [], finish=finish, logits=fake_logits(request.prompt, request.score_from, self.options.perturb).tobytes()
             )
+        if request.embed is not None:
+            return Output(request.id, [], finish="stop", cached_tokens=CACHED, vector=fake_vector(request.prompt, request.embed).tobytes())
         first = sequence.said == len(tokens) and not request.emitted
         scores = None
         if first and params.prompt_logprobs is not None:
@@ -253,6 +256,12 @@ def fake_logits(prompt: list[int], start: int, perturb: float = 0.0) -> np.ndarr
     return np.stack(rows)
 
 
+def fake_vector(prompt: list[int], pooling: str) -> np.ndarray:
+    """[WIDTH] fp32, drawn from the tokens and the way of pooling; not finite for a prompt of nothing but token 0."""
+    draw = np.random.default_rng([*prompt, len(pooling)]).normal(0, 1, WIDTH).astype("<f4")
+    return draw * np.float32("nan") if not any(prompt) else draw
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--die-at-start", action="store_true")
@@ -267,6 +276,7 @@ def main() -> None:
     parser.add_argument("--protocol", type=int, default=PROTOCOL)
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--wrong", action="store_true", help="every token is a wrong one")
+    parser.add_argument("--encoder", action="store_true", help="say that it embeds only")
     parser.add_argument("--random", action="store_true", help="no two answers are alike")
     parser.add_argument("--die-after", type=int, default=-1, help="SIGKILL of itself when so many requests have come")
     parser.add_argument("--deaf", action="store_true", help="takes requests and says nothing")
@@ -290,7 +300,7 @@ def main() -> None:
     facts = options.context, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"], 0.0, PACE
     numerics = f"{name} {start.config.kv.codec} {start.config.activations}"
     memory = start.config.kv.memory or KV_MEMORY
-    send(sock, Ready(start.incarnation, *facts, options.protocol, "9.9", numerics, name, memory))
+    send(sock, Ready(start.incarnation, *facts, options.protocol, "9.9", numerics, name, memory, generates=not options.encoder))
     serve(sock, model, start.incarnation, options.stray)
 
 

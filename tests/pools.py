@@ -9,11 +9,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fake_worker import CONTEXT
+from fake_worker import CONTEXT, WIDTH
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
 from pitstop.config import EngineConfig, PoolConfig
 from pitstop.errors import WeightsError
+from pitstop.models.embedding import Embedding
 from pitstop.pool import Opened, Pool, Stream, Texts
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
@@ -21,19 +22,22 @@ from pitstop.types import Request, SamplingParams
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 TOKENIZER = Tokenizer(toy_vocabulary())
-TEXTS = Texts(TOKENIZER, ChatTemplate(CHAT_TEMPLATE, TOKENIZER), "toy")
+TEXTS = Texts(TOKENIZER, ChatTemplate(CHAT_TEMPLATE, TOKENIZER), "toy", width=WIDTH)
 HUGE = 1 << 50
 
 
 def toy_model(model: str, template: str = CHAT_TEMPLATE) -> Opened:
-    """What the front reads of a fake worker's model, "NAME options". "alien" has other words, "huge" that many weights, "broken" none."""
+    """What the front reads of a fake worker's model, "NAME options".
+
+    "alien" has other words, "huge" that many weights, "broken" none; "embedder" says how it embeds.
+    """
     name = model.split()[0]
     if name == "broken":
         raise WeightsError(model, "the file is truncated; fetch it again")
     tokenizer = Tokenizer(toy_vocabulary())
-    texts = Texts(
-        tokenizer, ChatTemplate("Alien: " + template if name == "alien" else template, tokenizer), "alien" if name == "alien" else "toy"
-    )
+    template = ChatTemplate("Alien: " + template if name == "alien" else template, tokenizer)
+    embedding = Embedding("mean", dimensions=(WIDTH // 2,)) if name == "embedder" else None
+    texts = Texts(tokenizer, template, name if name in ("alien", "embedder") else "toy", embedding, WIDTH)
     return Opened(model, texts, CONTEXT, *[HUGE if name == "huge" else 1] * 2)
 
 

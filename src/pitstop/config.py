@@ -106,6 +106,7 @@ class ServerConfig:
     log_prompts: bool = False  # whether the access log has the prompts' text
     otel: bool = False  # whether traces go to OpenTelemetry
     admin: bool = False  # whether there are /admin routes
+    pooling: str = ""  # how hidden states become an embedding: last, mean or cls; "": as the model's files say
     admin_key: str = ""  # what they need; without one they need what the API needs, and are for loopback only
 
     @property

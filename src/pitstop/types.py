@@ -12,6 +12,7 @@ import msgspec
 from pitstop.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 SEGMENT = 128
@@ -24,6 +25,9 @@ MAX_GRAMMAR = 1 << 20
 """Characters of a grammar."""
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
+
+Pooling = Literal["last", "mean", "cls"]
+"""What of a text's final hidden states (after the last norm) is its embedding: the last token's, the mean of all, the first token's."""
 
 Rotated = Literal["none", "keys", "both"]
 """Which of keys and values a codec keeps in Hadamard's basis."""
@@ -126,6 +130,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `probe`: a health check's, not a user's: in no count, and neither served from the prefix cache nor left in it.
     `shown`: control tokens whose spelling is part of the answer's text; the front's affair.
     `score_from`: the logits at the prompt's positions from this one on are wanted themselves, and nothing else; max_tokens must be 0.
+    `embed`: the prompt's hidden states are wanted, pooled into one vector, and nothing else; max_tokens must be 0.
     """
 
     id: str
@@ -140,6 +145,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     probe: bool = False
     score_from: int | None = None
     shown: tuple[int, ...] = ()
+    embed: Pooling | None = None
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -162,6 +168,7 @@ class Output(msgspec.Struct, array_like=True):
     message: str = ""  # why, when finish is "error"
     logits: bytes = b""  # for score_from: [rows, vocab] fp32, little endian
     complete: bool = False  # it stops because its grammar allows nothing more: the last token is text, too
+    vector: bytes = b""  # for embed: [width] fp32, little endian, as pooled, with the last output
 
 
 class Piece(NamedTuple):
@@ -188,8 +195,8 @@ class Span:
     """One request's share of a step: its tokens at positions start … start + count - 1.
 
     `known` are all its tokens so far, prompt first (the scheduler's own list: read it, never keep it). `pages` are its sealed segments'
-    in order, lead pages first, those that this step seals included. Logits are wanted for the last `wanted` rows. `guess`: tokens that may
-    come after the known ones; the last rows are theirs.
+    in order, lead pages first, those that this step seals included. Logits are wanted for the last `wanted` rows, or the final hidden
+    states for a request that embeds. `guess`: tokens that may come after the known ones; the last rows are theirs.
     """
 
     request: Request
@@ -213,7 +220,7 @@ class Span:
     @property
     def decodes(self) -> bool:
         """Whether it is one certain row, with guessed ones or without, and all logits are wanted."""
-        return self.count == self.wanted == 1 + len(self.guess)
+        return self.request.embed is None and self.count == self.wanted == 1 + len(self.guess)
 
 
 @dataclass(slots=True)
@@ -238,7 +245,7 @@ class Sampled(NamedTuple):
 
     No tokens: not yet at its end. More than one: all but the last had been guessed. logits: for a request that scores, those of the span's
     wanted rows, [rows, vocab] fp32, little endian. complete: the request's grammar allows nothing after the tokens. error: why the request
-    cannot go on.
+    cannot go on. hidden: for a request that embeds, the final hidden states of the span's wanted rows, [rows, width] fp32.
     """
 
     tokens: list[int]
@@ -247,6 +254,7 @@ class Sampled(NamedTuple):
     logits: bytes = b""
     complete: bool = False
     error: str = ""
+    hidden: np.ndarray | None = None
 
 
 StepResult = dict[str, Sampled]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pitstop.cli.options import ModelOption, get_model, show_size
+from pitstop.errors import Unsupported
 from pitstop.models.weights.fetch import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -32,9 +33,13 @@ def kv_report(
     path = get_model(model)
     from pitstop import codecs
     from pitstop.kv.report import LENGTHS, rows, ruled_bits
+    from pitstop.models.encoder_config import EncoderConfig
     from pitstop.models.weights.source import open_model
 
-    shape = open_model(path).config.kv_shape
+    config = open_model(path).config
+    if isinstance(config, EncoderConfig):
+        raise Unsupported(f"{path}: {config.architecture} is an encoder, which has no KV cache")
+    shape = config.kv_shape
     found = rows([codecs.get(name) for name in codec or codecs.names()], shape)
     ruled = {length: ruled_bits(shape.head_dim, length) for length in LENGTHS}
     if as_json:

@@ -72,6 +72,10 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(min=0, callback=finite, help="Seconds that requests in flight get when the server stops.")
     ] = _POOL.stop_timeout,
+    pooling: Annotated[
+        Literal["auto", "last", "mean", "cls"],
+        typer.Option(help="How hidden states become an embedding. auto: as the model's files say, if they do."),
+    ] = "auto",
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse the KV of prompt beginnings seen before.")
     ] = _KV.prefix_cache,
@@ -125,6 +129,7 @@ def serve(
         log_prompts=log_prompts,
         otel=otel,
         admin=admin,
+        pooling="" if pooling == "auto" else pooling,
         admin_key=admin_key_from_env(),
     )
     engine = EngineConfig(
@@ -157,13 +162,16 @@ def announcement(server: ServerConfig, facts: Ready) -> str:
     """What the operator reads when the server is ready: the address, the capacity, and a line to try."""
     host = f"[{server.host}]" if ":" in server.host else server.host
     address = f"{server.scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{server.port}"
-    question = {"model": server.model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    route, text = "chat/completions", "What is the capital of France?"
+    question = {"model": server.model_name, "messages": [{"role": "user", "content": text}], "temperature": 0}
+    if not facts.generates:
+        route, question = "embeddings", {"model": server.model_name, "input": text}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
     lines = [
         *facts.notes,
         f"Serving {server.model_name} on {address}/v1",
         f"Context {facts.context:,} tokens",
         "Try:",
-        f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(question)}'",
+        f"  curl {address}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(question)}'",
     ]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ import torch
 from pitstop import codecs
 from pitstop.config import EngineConfig, resolve
 from pitstop.engine import guard, pace
+from pitstop.engine.encoder import EncoderEngine
 from pitstop.engine.guided import HOLD, Guided
 from pitstop.engine.numerics import numerics
 from pitstop.engine.protocol import Stats
@@ -19,12 +20,13 @@ from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
 from pitstop.engine.speculation import Speculation
-from pitstop.errors import ConfigError
+from pitstop.errors import ConfigError, Unsupported
 from pitstop.kv.cache import KVCache
 from pitstop.kv.capacity import capacity, longest_stream, page_bytes, pages_within, reserved_tails, stream_pages, tail_bytes
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
 from pitstop.models import load_model
+from pitstop.models.encoder_config import EncoderConfig
 from pitstop.models.weights.fetch import identity
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import dispatch
@@ -47,6 +49,8 @@ class Engine:
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         """Load. Raises ConfigError, WeightsError or Unsupported, each one line."""
+        if isinstance(source.config, EncoderConfig):
+            raise Unsupported(f"{source.path}: {source.config.architecture} is an encoder, which embeds and does not generate")
         shape = source.config.kv_shape
         codec = codecs.get(config.kv.codec)
         cuda = torch.cuda.is_available()
@@ -203,6 +207,11 @@ class Engine:
                 counts["generated_tokens"] += tokens
                 counts["guessed_tokens"] += len(span.guess)
                 counts["accepted_tokens"] += max(tokens - 1, 0)
+
+
+def open_engine(config: EngineConfig, source: ModelSource) -> Engine | EncoderEngine:
+    """The engine for the model that the source holds. Raises ConfigError, WeightsError or Unsupported."""
+    return (EncoderEngine if isinstance(source.config, EncoderConfig) else Engine)(config, source)
 
 
 def _sized(config: EngineConfig, codec: Codec, shape: KVShape) -> tuple[EngineConfig, int, int]:

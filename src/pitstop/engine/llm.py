@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from tqdm import tqdm
 
 from pitstop.config import EngineConfig, KVConfig
-from pitstop.engine.core import Engine
+from pitstop.engine.core import open_engine
 from pitstop.engine.padding import unpad
 from pitstop.errors import InvalidRequest, Unsupported
+from pitstop.models.embedding import Embedding
 from pitstop.models.weights.fetch import pull
 from pitstop.models.weights.source import open_model
 from pitstop.text.stream import TextStream
@@ -75,7 +77,9 @@ class LLM:
         vocabulary = source.vocabulary()
         self.tokenizer = Tokenizer(vocabulary)
         self.template = ChatTemplate(vocabulary.chat_template, self.tokenizer) if vocabulary.chat_template else None
-        self.engine = Engine(EngineConfig(model=str(path), kv=kv, **rest), source)
+        self.engine = open_engine(EngineConfig(model=str(path), kv=kv, **rest), source)
+        self.embedding = source.embedding()
+        """How the model's files say that it embeds, if they do."""
         for note in self.engine.notes():
             if note.startswith("WARNING"):
                 log.warning(note)
@@ -123,6 +127,31 @@ class LLM:
                 bar.update()
         bar.close()
         return outputs
+
+    def embed(self, texts: str | Sequence[str | Sequence[int]], embedding: Embedding | None = None) -> np.ndarray:
+        """Embeddings of texts or token ids, batched: [texts, width] fp32.
+
+        embedding: how, by default as the model's files say. Raises InvalidRequest naming the field.
+        """
+        embedding = embedding or self.embedding
+        if embedding is None:
+            raise InvalidRequest('the model does not say how it embeds: give embedding=Embedding("mean") or "last"', "embedding")
+        texts = [texts] if isinstance(texts, str) else texts
+        tokens = [self.tokenizer.encode_text(text) if isinstance(text, str) else [int(token) for token in text] for text in texts]
+        number, arrival, engine = next(self._ids), time.monotonic(), self.engine
+        live, vectors = {f"{number}-{index}": index for index in range(len(tokens))}, [b""] * len(tokens)
+        try:
+            for name, index in live.items():
+                params = SamplingParams(max_tokens=0)
+                engine.submit(Request(id=name, prompt=tokens[index], params=params, arrival=arrival, embed=embedding.pooling))
+            while live:
+                for output in engine.step():
+                    if output.id in live:
+                        vectors[live.pop(output.id)] = output.vector
+        finally:
+            for name in live:
+                engine.cancel(name)
+        return np.stack([embedding.finish(np.frombuffer(vector, "<f4")) for vector in vectors])
 
     def chat(self, messages: list[dict], params: SamplingParams | None = None) -> RequestOutput:
         """The answer to a conversation, by the model's chat template."""

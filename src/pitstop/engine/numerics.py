@@ -19,10 +19,17 @@ def numerics(config: EngineConfig, model: ModelConfig, codec: Codec, weights: st
 
     Threads, chunks, batches and memory are not in it, as no bit depends on them; the context is, where the rotation does.
     """
+    return "; ".join((*_common(config), repr(codec), model.rope.note(config.kv.context) or "rotation of any context", weights))
+
+
+def encoder_numerics(config: EngineConfig, weights: str) -> str:
+    """The same of an encoder, which has neither cache nor rotation."""
+    return "; ".join((*_common(config), "encoder", weights))
+
+
+def _common(config: EngineConfig) -> tuple[str, ...]:
     activations = "int16" if config.activations == "exact" else config.activations
-    rotation = model.rope.note(config.kv.context) or "rotation of any context"
-    parts = (__version__, torch.__version__, _native(), config.device, *dispatch.active(), activations, repr(codec), rotation, weights)
-    return "; ".join(parts)
+    return __version__, torch.__version__, _native(), config.device, *dispatch.active(), activations
 
 
 def _native() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pitstop.models.config import ModelConfig
+from pitstop.models.encoder_config import EncoderConfig
 
 STEP_ROWS = 16.0
 """A step reads all weights once, which takes about as long as computing so many rows."""
@@ -33,3 +34,8 @@ def attended_cost(model: ModelConfig) -> float:
     """What one attended position costs, in rows: two multiply-adds a head dimension and layer, over those of a row."""
     projections = model.width * model.head_dim * 2 * (model.heads + model.kv_heads)
     return 2 * model.heads * model.head_dim / (projections + 3 * model.width * model.ffn)
+
+
+def encoder_attended_cost(model: EncoderConfig) -> float:
+    """The same of an encoder, whose rows look at the positions behind them, too: twice what `attended` counts."""
+    return 4 * model.width / (4 * model.width**2 + 2 * model.width * model.ffn)

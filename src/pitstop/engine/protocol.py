@@ -63,6 +63,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     weights: str = ""  # the model's identity (models.weights.fetch)
     kv_memory: int = 0  # bytes: the KV pool's budget
     device: str = "cpu"
+    generates: bool = True  # False: an encoder, which embeds only
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):

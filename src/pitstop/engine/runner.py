@@ -29,6 +29,8 @@ class Runner:
         self._device = device
         self._end_tokens = end_tokens
         self._guided = guided
+        self.states = np.empty((0, 0), np.float32)
+        """Final hidden states that the embedding spans of the plan run last want, [rows, width] fp32, in the plan's order."""
         self._decode = DecodeGraphs(lambda x: model.forward(x, view)) if DecodeGraphs.usable(device) else None
         self.seconds: float | None = None
         """What the latest run took up to the logits; None when a graph was recorded, which takes longer."""
@@ -38,30 +40,36 @@ class Runner:
         begin, recorded = time.perf_counter(), self._recorded
         logits = self.logits(plan)
         self.seconds = time.perf_counter() - begin if self._recorded == recorded else None
+        states = self.states
         result: StepResult = {}
-        first = 0
         for span in plan.spans:
-            if span.wanted:
-                result[span.request.id] = self._sample(span, logits[first : first + span.wanted])
-            first += span.wanted
+            if span.request.embed is not None:
+                rows, states = states[: span.wanted], states[span.wanted :]
+                result[span.request.id] = Sampled([], hidden=rows)
+            elif span.wanted:
+                rows, logits = logits[: span.wanted], logits[span.wanted :]
+                result[span.request.id] = self._sample(span, rows)
         return result
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> np.ndarray:
-        """Run the plan and give the logits that its spans want, [rows, vocab] fp32, in the plan's order."""
+        """Run the plan and give the logits that its spans want, [rows, vocab] fp32, in the plan's order; `states` are the others'."""
         self.store.copy_tails(plan.copies)
         self._view.load(plan)
         tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
         x = self._model.embed(tokens)
         if self._decode is not None and plan.decodes:
             return self._decode(x, len(plan.spans)).numpy()
-        wanted: list[int] = []
+        chosen: list[int] = []
+        pooled: list[int] = []
         end = 0
         for span in plan.spans:
             end += span.count
-            wanted += range(end - span.wanted, end)
-        rows = torch.tensor(wanted, dtype=torch.int64, device=self._device)
-        return self._model.forward(x, self._view, rows).cpu().numpy()
+            (chosen if span.request.embed is None else pooled).extend(range(end - span.wanted, end))
+        hidden = self._model.hidden(x, self._view)
+        if pooled:
+            self.states = self._model.embedding(hidden[torch.tensor(pooled, dtype=torch.int64, device=self._device)]).cpu().numpy()
+        return self._model.head(hidden[torch.tensor(chosen, dtype=torch.int64, device=self._device)]).cpu().numpy()
 
     @property
     def _recorded(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pitstop.engine.lookup import Lookup
+from pitstop.engine.pooling import Pool
 from pitstop.engine.protocol import score_rows
 from pitstop.engine.speculation import Speculation
 from pitstop.errors import ContextLengthExceeded, InvalidRequest
@@ -33,6 +34,7 @@ class Sequence:
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     logits: bytearray = field(default_factory=bytearray)
     lookup: Lookup | None = None  # from its first guess on
+    pool: Pool | None = None  # of a request that embeds
 
     @property
     def prompt_length(self) -> int:
@@ -55,9 +57,11 @@ class Sequence:
 
     @property
     def wanted_from(self) -> int:
-        """The first position whose logits are wanted: they must be computed, so only what comes before it may come from the cache."""
-        if self.scores_prompt:
+        """The first position whose logits, or hidden states, are wanted: only what comes before it may come from the cache."""
+        if self.scores_prompt or self.request.embed in ("mean", "cls"):
             return 0
+        if self.request.embed == "last":
+            return len(self.known) - 1
         if self.request.score_from is not None:
             return self.request.score_from
         return len(self.known) - (self.request.params.max_tokens > 0)
@@ -66,7 +70,8 @@ class Sequence:
 class Scheduler:
     """Continuous batching over a `KVCache`.
 
-    prefill_chunk: prompt tokens computed per step, all requests together; decodes are on top, bounded by max_running.
+    prefill_chunk: prompt tokens computed per step, all requests together; decodes are on top, bounded by max_running. whole: a model
+    that embeds only, whose prompts are computed in one step each; a prompt that is longer than a chunk has its step for itself.
     ageing: seconds of waiting that are worth one step of priority. Because everybody ages alike, the order never changes while waiting.
     """
 
@@ -80,6 +85,7 @@ class Scheduler:
         prefill_chunk: int = 512,
         max_running: int = 32,
         ageing: float = 10.0,
+        whole: bool = False,
     ) -> None:
         self.cache = cache
         self.context = context
@@ -88,6 +94,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_running = max_running
         self.ageing = ageing
+        self.whole = whole
         self.speculation: Speculation | None = None  # whose guesses steps may verify
         self.preemptions = 0
         self.cached_tokens = 0  # prompt tokens taken from the prefix index, all requests
@@ -132,10 +139,14 @@ class Scheduler:
         params.check_vocabulary(self.vocab_size)
         if request.score_from is not None:
             self._check_score(request)
+        if request.embed is not None and (params.max_tokens or request.score_from is not None):
+            raise InvalidRequest("a request that embeds neither generates nor scores: max_tokens 0, no score_from", "embed")
+        if self.whole and request.embed is None:
+            raise InvalidRequest("this model embeds and does not generate", "embed")
         if len(request.prompt) + params.max_tokens > self.context:
             raise ContextLengthExceeded(len(request.prompt), params.max_tokens, self.context, "prompt")
         key = (request.priority * self.ageing + request.arrival, next(self._order))
-        sequence = Sequence(request, key, request.prompt + request.emitted)
+        sequence = Sequence(request, key, request.prompt + request.emitted, pool=Pool(request.embed) if request.embed else None)
         self._sequences[request.id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.key)
 
@@ -194,6 +205,8 @@ class Scheduler:
             if sampled is not None:
                 sequence.prompt_logprobs += sampled.prompt_logprobs or []
                 sequence.logits += sampled.logits
+                if sampled.hidden is not None and len(sampled.hidden):
+                    sequence.pool.add(sampled.hidden)
             if sequence.pending and not tokens:
                 continue
             complete, error = (sampled.complete, sampled.error) if sampled is not None else (False, "")
@@ -217,6 +230,7 @@ class Scheduler:
             spans.append((sequence.holding.length, count + guessed))
         if self._waiting and budget > 0 and len(self._running) < self.max_running:
             lengths = [len(sequence.known) for sequence in self._waiting]  # the prefix index may have any of it but the last rows
+            budget = max(budget, max(lengths)) if self.whole else budget
             spans.append((max(lengths), min(sum(lengths), budget)))
         return spans
 
@@ -243,11 +257,13 @@ class Scheduler:
             if request.group and request.group in leading:  # the first choice computes the common prompt, the others then share it
                 continue
             limit = 0 if request.probe else sequence.wanted_from
+            if self.whole and plan.spans and sequence.pending > budget:
+                return
             holding = self.cache.open(sequence.known, sequence.prompt_length, limit=limit, listed=not request.probe)
             if holding is None:
                 return
             sequence.holding = holding
-            count = min(sequence.pending, budget)
+            count = sequence.pending if self.whole else min(sequence.pending, budget)
             if not self.cache.fits(holding, len(sequence.known)) or self.cache.reserve(holding, count) is None:
                 self.cache.abandon(holding)
                 sequence.holding = None
@@ -302,6 +318,8 @@ class Scheduler:
         if sequence.scores_prompt:
             sequence.prompt_logprobs.clear()
         sequence.logits.clear()
+        if sequence.pool is not None:
+            sequence.pool.clear()
         self._running.remove(sequence)
         insort(self._waiting, sequence, key=lambda s: s.key)
         self.preemptions += 1
@@ -309,6 +327,8 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> FinishReason | None:
         params, generated = sequence.request.params, len(sequence.known) - sequence.prompt_length
+        if sequence.pool is not None:
+            return "stop"
         if generated and generated >= params.min_tokens:
             last = sequence.known[-1]
             if last in params.stop_token_ids or (last in self.end_tokens and not params.ignore_eos):
@@ -319,7 +339,8 @@ class Scheduler:
         first = len(sequence.known) - sequence.prompt_length <= len(tokens) and not sequence.request.emitted
         scores = sequence.prompt_logprobs if first and sequence.request.params.prompt_logprobs is not None else None
         logits = bytes(sequence.logits) if finish == "length" else b""
-        return Output(sequence.request.id, tokens, None, finish, sequence.cached_tokens, scores, logits=logits)
+        vector = sequence.pool.vector() if sequence.pool is not None and finish == "stop" else b""
+        return Output(sequence.request.id, tokens, None, finish, sequence.cached_tokens, scores, logits=logits, vector=vector)
 
     def _end(self, sequence: Sequence, tokens: list[int], finish: FinishReason) -> Output:
         """Free what a request holds and forget it."""

@@ -50,18 +50,19 @@ def main(sock: socket.socket) -> int:
     identity = {
         "numerics": engine.numerics,
         "weights": engine.weights,
-        "kv_memory": engine.config.kv.memory,
+        "kv_memory": 0 if engine.scheduler.whole else engine.config.kv.memory,
         "device": engine.config.device,
+        "generates": not engine.scheduler.whole,
     }
     send(sock, Ready(start.incarnation, *facts, protocol=PROTOCOL, version=__version__, **identity))
     return _serve(sock, engine, start.incarnation)
 
 
 def _load(config: EngineConfig):
-    from pitstop.engine.core import Engine  # torch: after the socket is ours, so that a failure to import is reported
+    from pitstop.engine.core import open_engine  # torch: after the socket is ours, so that a failure to import is reported
     from pitstop.models.weights.source import open_model
 
-    return Engine(config, open_model(config.model))
+    return open_engine(config, open_model(config.model))
 
 
 def _serve(sock: socket.socket, engine, incarnation: int) -> int:

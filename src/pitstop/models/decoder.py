@@ -111,6 +111,11 @@ class Decoder:
 
     def forward(self, x: torch.Tensor, view: KVView, wanted: torch.Tensor | None = None) -> torch.Tensor:
         """Embedded rows x [rows, width] fp32 → logits [n, vocab] fp32 of the rows `wanted` [n] int64, or of all: then it calls ops only."""
+        hidden = self.hidden(x, view)
+        return self.head(hidden if wanted is None else hidden[wanted])
+
+    def hidden(self, x: torch.Tensor, view: KVView) -> torch.Tensor:
+        """Embedded rows x [rows, width] fp32 → what the head multiplies, [rows, width] fp32."""
         c = self.config
         next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._final_norm]
         hidden = rms_norm(x, self._blocks[0].attention_norm, c.norm_eps)
@@ -123,8 +128,16 @@ class Decoder:
             if block.after_feed_forward is not None:
                 y = rms_norm(y, block.after_feed_forward, c.norm_eps)
             x, hidden = add_rms_norm(x, y, next_norm, c.norm_eps)
-        logits = linear(hidden if wanted is None else hidden[wanted], self._head)
-        return softcap(logits, c.logit_softcap) if c.logit_softcap else logits
+        return hidden
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of `hidden` → logits [rows, vocab] fp32."""
+        logits, cap = linear(hidden, self._head), self.config.logit_softcap
+        return softcap(logits, cap) if cap else logits
+
+    def embedding(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of `hidden` → the states after the last norm, [rows, width] fp32: that carries the factor on logits here."""
+        return hidden if self.config.logit_scale == 1 else hidden / self.config.logit_scale
 
 
 class Loader:

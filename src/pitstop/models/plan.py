@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pitstop.errors import Unsupported
 from pitstop.models.config import ModelConfig
+from pitstop.models.encoder_config import EncoderConfig
 from pitstop.models.families import grok1, grok2
 from pitstop.models.families.family import Family
 from pitstop.models.keys import Keys
@@ -92,6 +94,8 @@ def _part(name: str) -> str:
 
 def _folder(path: Path) -> Plan:
     stated, family, config, _ = read_config(path)
+    if isinstance(config, EncoderConfig):
+        raise Unsupported(f"{path}: {config.architecture} is an encoder, and plans are of decoders")
     parts = {family.hugging_face(name).rpartition(".")[0]: _part(name) for name in config.tensors()}
     files = tensor_parallel_files(path) or sorted(path.glob("*.safetensors"))
     held = [

@@ -52,11 +52,27 @@ class Gate:
 
     async def check(self) -> None:
         """Raises UpgradeFailed with the reason, and what asking raises: Unavailable, DeadlineExceeded, PitstopError."""
+        if not self._new.facts.generates:
+            return await self._vectors()
         await self._smoke()
         if self._old.numerics and self._old.numerics == self._new.numerics:
             await self._canaries()
-        elif self._new.texts is self._old.texts and self._new.facts.vocab_size == self._old.facts.vocab_size:
+        elif self._old.facts.generates and self._new.texts is self._old.texts and self._new.facts.vocab_size == self._old.facts.vocab_size:
             await self._divergence()
+
+    async def _vectors(self) -> None:
+        """An encoder's: finite, the same twice, and those of the old one where its arithmetic is the same."""
+        equal = self._old.numerics == self._new.numerics
+        for number, (text, _) in enumerate(_CANARIES, 1):
+            tokens = _tokens(self._new.texts.tokenizer, text, min(SEGMENT, self._new.facts.context))
+            first, again = [await self._new.embed(tokens, TIMEOUT) for _ in range(2)]
+            if not np.isfinite(np.frombuffer(first, "<f4")).all():
+                raise UpgradeFailed("the new worker's vectors are not finite")
+            if first != again:
+                raise UpgradeFailed("the new worker gives another vector for the same text")
+            if equal and first != await self._old.embed(tokens, TIMEOUT):
+                raise UpgradeFailed("the new worker's arithmetic is the same and its vectors are not")
+            self.figures.canaries_equal = number if equal else None
 
     async def _smoke(self) -> None:
         """The new one answers, as long as it was asked to, in its own tokens, the same twice, from finite logits."""

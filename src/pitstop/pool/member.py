@@ -17,7 +17,7 @@ from pitstop.pool import gauges
 from pitstop.pool.backoff import Backoff
 from pitstop.pool.decoding import Decoding
 from pitstop.pool.journal import Entry
-from pitstop.pool.probe import Answer, Probes, probe_request
+from pitstop.pool.probe import Answer, Probes, embed_request, probe_request
 from pitstop.pool.stream import Delta
 from pitstop.pool.texts import Texts
 from pitstop.pool.watchdog import Vitals, Watch
@@ -213,6 +213,10 @@ class Member:
         """
         return (await self.aside(probe_request(prompt, max_tokens, timeout), timeout)).tokens
 
+    async def embed(self, prompt: list[int], timeout: float) -> bytes:
+        """The same question to an encoder: the mean of the prompt's hidden states, [width] fp32. Raises as `probe` does."""
+        return (await self.aside(embed_request(prompt, timeout), timeout)).vector
+
     async def aside(self, request: Request, timeout: float) -> Answer:
         """The answer to a question of our own, beside the queue. Raises as `probe` does."""
         if not self.up:
@@ -342,7 +346,8 @@ class Member:
             raise ConfigError(f"the worker was not ready within {self._pool_config.start_timeout:g} s") from None
         if self._worker_gone.is_set():
             raise ConfigError(f"the worker {self._worker.exit_status} as soon as it was ready")
-        self._watch = Watch(self.facts, self.config.prefill_chunk, self._pool_config.hang_floor)
+        longest = self.config.prefill_chunk if self.facts.generates else max(self.config.prefill_chunk, self.facts.context)
+        self._watch = Watch(self.facts, longest, self._pool_config.hang_floor)
         self._vitals = Vitals(self._worker.pid)
         self._ready_since = time.monotonic()
         if not self._started.done():

@@ -18,10 +18,11 @@ _numbers = itertools.count()
 
 
 class Answer(NamedTuple):
-    """tokens: of the answer. logits: [rows, vocab] fp32, little endian, of a question that scores."""
+    """tokens: of the answer. logits: [rows, vocab] fp32, little endian, of a question that scores. vector: [width], of one that embeds."""
 
     tokens: list[int]
     logits: bytes
+    vector: bytes = b""
 
 
 def probe_request(prompt: list[int], max_tokens: int, timeout: float) -> Request:
@@ -37,6 +38,11 @@ def score_request(prompt: list[int], start: int, timeout: float) -> Request:
     return msgspec.structs.replace(probe_request(prompt, 0, timeout), score_from=start)
 
 
+def embed_request(prompt: list[int], timeout: float) -> Request:
+    """The mean of the prompt's hidden states: a question for an encoder."""
+    return msgspec.structs.replace(probe_request(prompt, 0, timeout), embed="mean")
+
+
 def replay_request(prompt: list[int], timeout: float) -> Request:
     """The prompt alone, after every user's request, so that the worker's prefix cache has it."""
     return msgspec.structs.replace(probe_request(prompt, 0, timeout), priority=-_PRIORITY, probe=False)
@@ -47,6 +53,7 @@ class _Probe:
     answer: asyncio.Future[Answer]
     tokens: list[int] = field(default_factory=list)
     logits: bytes = b""
+    vector: bytes = b""
 
 
 class Probes:
@@ -75,6 +82,7 @@ class Probes:
             if probe := self._open.get(output.id):
                 probe.tokens += output.tokens
                 probe.logits += output.logits
+                probe.vector += output.vector
                 if output.finish is not None:
                     self._end(output, probe)
 
@@ -89,7 +97,7 @@ class Probes:
         del self._open[output.id]
         if probe.answer.done():
             return
-        if output.finish == "length":
-            probe.answer.set_result(Answer(probe.tokens, probe.logits))
+        if output.finish == "length" or probe.vector:
+            probe.answer.set_result(Answer(probe.tokens, probe.logits, probe.vector))
         else:
             probe.answer.set_exception(PitstopError(output.message or f"the engine ended a probe: {output.finish}"))

@@ -12,6 +12,7 @@ import msgspec
 
 from pitstop.engine.protocol import Ready
 from pitstop.guide import Guides
+from pitstop.models.embedding import Embedding
 from pitstop.models.weights import fetch
 from pitstop.models.weights.source import open_model
 from pitstop.text.template import ChatTemplate
@@ -22,12 +23,15 @@ from pitstop.text.tokenizer import Tokenizer
 class Texts:
     """What turns words into tokens and back for one model, and what answers of a given form are checked with.
 
-    `digest` is equal for those that agree in every token and template.
+    `digest` is equal for those that agree in all of it. embedding: how the model's files say that it embeds, if they do. width: of its
+    hidden states.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     digest: str
+    embedding: Embedding | None = None
+    width: int = 0
     guides: Guides = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,8 +60,9 @@ def read_model(name_or_path: str) -> Opened:
     source = open_model(path := fetch.pull(name_or_path))
     vocabulary = source.vocabulary()
     tokenizer = Tokenizer(vocabulary)
-    digest = hashlib.sha256(msgspec.json.encode(vocabulary)).hexdigest()
-    texts = Texts(tokenizer, ChatTemplate(vocabulary.chat_template, tokenizer), digest)
+    embedding, width = source.embedding(), source.config.width
+    digest = hashlib.sha256(msgspec.json.encode((vocabulary, embedding, width))).hexdigest()
+    texts = Texts(tokenizer, ChatTemplate(vocabulary.chat_template, tokenizer), digest, embedding, width)
     wide = 4 * sum(map(math.prod, source.config.tensors().values()))
     return Opened(str(path), texts, source.config.context, _bytes(path), wide)
 

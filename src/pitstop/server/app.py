@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from pitstop import __version__
 from pitstop.errors import PitstopError
-from pitstop.server import chat, completions, drain, health, messages, models, responses, tokens, upgrade
+from pitstop.server import chat, completions, drain, embeddings, health, messages, models, responses, tokens, upgrade
 from pitstop.server.errors import Refused, answer_error
 from pitstop.server.gate import Gate, authorize, authorize_admin, take_slot
-from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from pitstop.server.schema import answers as shapes
 from pitstop.server.schema.admin import ScoreRequest, UpgradeRequest
 from pitstop.server.schema.messages import CountRequest, MessagesRequest
@@ -28,7 +28,15 @@ from pitstop.server.service import Service
 from pitstop.server.streaming import CLIENT_GONE
 
 _STREAMED = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
-_BODIES = (*_STREAMED, CountRequest, TokenizeRequest, DetokenizeRequest, shapes.ErrorAnswer, shapes.AnthropicErrorAnswer)
+_BODIES = (
+    *_STREAMED,
+    EmbeddingRequest,
+    CountRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    shapes.ErrorAnswer,
+    shapes.AnthropicErrorAnswer,
+)
 _ADMIN_BODIES = (ScoreRequest, UpgradeRequest)
 _REFS = "#/components/schemas/{model}"
 
@@ -73,6 +81,7 @@ def create_app(service: Service) -> FastAPI:
     generation_errors = "400 401 404 408 413 415 429 500 503 504"
     route("/v1/chat/completions", chat.create_chat_completion, shapes.ChatAnswer, generation_errors, ChatRequest, **post)
     route("/v1/completions", completions.create_completion, shapes.CompletionAnswer, generation_errors, CompletionRequest, **post)
+    route("/v1/embeddings", embeddings.create_embedding, shapes.EmbeddingAnswer, generation_errors, EmbeddingRequest, **post)
     route("/v1/responses", responses.create_response, shapes.ResponsesAnswer, generation_errors, ResponsesRequest, **post)
     route("/v1/messages", messages.create_message, shapes.MessageAnswer, generation_errors, MessagesRequest, **post)
     token_errors = "400 401 404 408 413 415 429 500 503"

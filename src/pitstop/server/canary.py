@@ -155,7 +155,10 @@ class Health:
         if patient is None or patient.worker != member.pid:  # a new worker is not ill with what its predecessor had
             patient = self._patients[member.number] = Patient(start, worker=member.pid)
         try:
-            answer = await self._pool.probe(asked, length, self._limit(), member)
+            if member.facts.generates:
+                answer = await self._pool.probe(asked, length, self._limit(), member)
+            else:
+                answer, length = list(await member.embed(asked, self._limit())), None  # all of its bytes
         except DeadlineExceeded as error:
             if _stepped_since(member, start):
                 self.outcomes["late"] += 1

@@ -43,6 +43,7 @@ async def generate(http: HTTPRequest, prepare: Prepare) -> Response:
         about.encoding = time.monotonic()
 
         def work(served: Served) -> Prepared:
+            check_generates(served)
             prepared = prepare(service, pool, served, body, arrival)
             _describe(about, service, served, prepared)
             return prepared
@@ -51,6 +52,12 @@ async def generate(http: HTTPRequest, prepare: Prepare) -> Response:
         stream = place.fit(prepared.requests).submit(prepared.requests)
         about.queued = time.monotonic()
     return await respond(http, prepared, stream)
+
+
+def check_generates(served: Served) -> None:
+    """Raise InvalidRequest for a model that has no answers to give."""
+    if not served.facts.generates:
+        raise InvalidRequest("model: this one embeds texts and does not generate; send them to /v1/embeddings", "model")
 
 
 async def for_served(service: Service, pool: Pool, work: Callable[[Served], R]) -> R:

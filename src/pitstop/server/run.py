@@ -22,6 +22,7 @@ from pitstop.pool import Opened, Pool, Process, Upgrades, read_model
 from pitstop.pool.worker import WORKER_COMMAND
 from pitstop.server.app import create_app
 from pitstop.server.connection import RESERVE, Connection
+from pitstop.server.embeddings import check_pooling
 from pitstop.server.record import name_requests_in_logs
 from pitstop.server.service import Service
 from pitstop.server.tls import tls_context
@@ -120,6 +121,7 @@ class Runner:
         self._pool = Pool(self._pool_config, self._engine, opened.texts, self._service.metrics, self._command, self._first)
         self._service.open(self._pool, Upgrades(self._pool, read))
         facts = await self._pool.start()
+        check_pooling(self._config.pooling, opened.texts.embedding, facts)
         self._service.started = True
         if on_ready is not None:
             on_ready(facts)

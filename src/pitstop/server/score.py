@@ -39,9 +39,10 @@ from pitstop.errors import ContextLengthExceeded, DeadlineExceeded, InvalidReque
 from pitstop.pool import Pool, Served
 from pitstop.server.body import parse, read_body
 from pitstop.server.completions import prompt_tokens
-from pitstop.server.generation import for_served
+from pitstop.server.generation import check_generates, for_served
 from pitstop.server.schema.admin import MAX_SCORED, ScoreRequest
 from pitstop.server.service import Service, service_of
+from pitstop.server.watch import unless_gone
 from pitstop.types import Request, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Scoring:
 
 def _prepare(service: Service, served: Served, body: bytes, arrival: float) -> Wish:
     """Raises InvalidRequest or ModelNotFound."""
+    check_generates(served)
     wish = parse(body, ScoreRequest)
     service.check_model(wish.model)
     longest, facts = service.config.request_timeout, served.facts
@@ -126,7 +128,7 @@ class _Streamed(ScoreAnswer):
         with self._scoring.place():
             try:
                 async with asyncio.timeout(self._wish.deadline - time.monotonic()):
-                    await _unless_gone(receive, self._send(send))
+                    await unless_gone(receive, self._send(send))
             except TimeoutError:
                 self._failed(DeadlineExceeded("The request's time is up; ask for fewer positions or raise `timeout`."))
             except (PitstopError, ClientDisconnect) as error:
@@ -170,23 +172,3 @@ async def _parts(pool: Pool, wish: Wish, rows: int) -> AsyncIterator[bytes]:
             with place.submit([request]) as stream:
                 async for _, delta in stream:
                     yield delta.logits
-
-
-async def _unless_gone(receive: Receive, work) -> None:
-    """Do the work, or stop it when the client goes away. Raises ClientDisconnect then, and what the work raises."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        task.result()
-    finally:
-        task.cancel()
-        watch.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

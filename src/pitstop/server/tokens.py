@@ -47,7 +47,8 @@ def _tokenize(service: Service, served: Served, body: bytes) -> dict:
     else:
         _only_with(wish.add_generation_prompt, "add_generation_prompt", "messages")
         tokenizer = served.texts.tokenizer
-        tokens = tokenizer.encode(wish.prompt) if wish.add_special_tokens is False else tokenizer.encode_prompt(wish.prompt)
+        whole = tokenizer.encode_prompt if served.facts.generates else tokenizer.encode_text
+        tokens = tokenizer.encode(wish.prompt) if wish.add_special_tokens is False else whole(wish.prompt)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": served.facts.context}
 
 

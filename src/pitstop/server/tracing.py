@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-sampled")
 
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 _STAGES = (
     ("encode", "encoding", "queued"),
     ("queue", "queued", "admitted"),

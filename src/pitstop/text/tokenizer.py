@@ -54,6 +54,7 @@ class Tokenizer:
         self.table = token_table(vocabulary)
         self.end_tokens = self.table.ends
         self._add_bos = vocabulary.add_bos
+        self._around = [*vocabulary.before], [*vocabulary.after]
         self._control = {token: i for i, token in enumerate(tokens) if types[i] in (TokenType.CONTROL, TokenType.UNKNOWN)}
         self._control |= {tokens[i]: i for i in self.end_tokens}
         self._words = {token: i for i, token in enumerate(tokens) if types[i] == TokenType.USER_DEFINED and token not in self._control}
@@ -89,6 +90,11 @@ class Tokenizer:
         """As `encode`, with `bos` in front where the model was trained so. For prompts that no chat template made."""
         ids = self.encode(text, control)
         return [self.bos, *ids] if self._add_bos and self.bos is not None else ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """As `encode`, with what the model was trained to have around a text that it embeds."""
+        before, after = self._around
+        return [*before, *self.encode(text), *after] if before or after else self.encode_prompt(text)
 
     def split_control(self, text: str) -> Iterator[int | str]:
         """`text` cut at the spellings of control tokens: ids and the plain, non-empty strings between them, in order."""
@@ -143,19 +149,20 @@ def token_table(vocabulary: Vocabulary) -> TokenTable:
     """What each id stands for. Needs no more than a pass over the tokens."""
     ends = end_tokens(vocabulary)
     control = ends | {i for i, kind in enumerate(vocabulary.types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)}
-    spaced = vocabulary.model == "llama"
     kinds = (TokenType.CONTROL if i in control else kind for i, kind in enumerate(vocabulary.types))
-    data = [_bytes_of(token, kind, spaced) for token, kind in zip(vocabulary.tokens, kinds, strict=True)]
+    data = [_bytes_of(token, kind, vocabulary.model) for token, kind in zip(vocabulary.tokens, kinds, strict=True)]
     return TokenTable(data, frozenset(control), ends)
 
 
-def _bytes_of(spelling: str, kind: int, spaced: bool) -> bytes:
-    """spaced: the vocabulary writes a space as U+2581, and else as it is."""
+def _bytes_of(spelling: str, kind: int, model: str) -> bytes:
+    """model: as in a Vocabulary."""
     if kind in (TokenType.CONTROL, TokenType.USER_DEFINED):
         return spelling.encode()
     if kind == TokenType.BYTE:
         return bytes([int(spelling[3:5], 16)])  # <0xAB>
-    if spaced:
+    if model == "bert":
+        return (spelling[2:] if spelling.startswith("##") else f" {spelling}").encode()
+    if model in ("llama", "t5"):
         return spelling.replace(sentencepiece.SPACE, " ").encode()
     try:
         return spelling.translate(_LATIN1_OF_SPELLING).encode("latin-1")

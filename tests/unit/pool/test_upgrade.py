@@ -14,6 +14,7 @@ import pytest
 from fake_worker import KV_MEMORY
 from pools import HUGE, TOKENIZER, answer, ask, run, running_pool, toy_model, until
 
+from pitstop.engine.protocol import PROTOCOL
 from pitstop.errors import Unavailable
 from pitstop.pool import Pool, Upgrade, Upgrades, Wish
 from pitstop.pool import gate as gate_module
@@ -117,7 +118,7 @@ NOT_LOADED = [
     ({"model": "toy --fail 'no such tensor'"}, "loading: no such tensor"),
     ({"model": "toy --die-at-start"}, "loading: the worker exited with status 3 before it was ready"),
     ({"model": "toy --slow-start 60"}, "loading: the worker was not ready within"),
-    ({"model": "toy --protocol 2"}, "loading: the worker of version 9.9 speaks protocol 2 and the server 1"),
+    ({"model": "toy --protocol 99"}, f"loading: the worker of version 9.9 speaks protocol 99 and the server {PROTOCOL}"),
     ({"model": "toy --context 100"}, "loading: the new worker's context of 100 tokens is shorter than the 512 of now"),
     ({"python": "/nonexistent"}, "loading: the worker cannot be started"),
     ({"python": "/bin/false"}, "loading: the worker exited with status 1 before it was ready"),

@@ -1,13 +1,15 @@
-"""The decoder families, a file each: what a checkpoint's keys mean, and what its tensors are called. Imports no torch."""
+"""The families of models, a file each: what a checkpoint's keys mean, and what its tensors are called. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from pitstop.models.families import gemma2, gemma3, grok1, grok2, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from pitstop.models.families import bert, gemma2, gemma3, grok1, grok2, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, roberta
 from pitstop.models.families.family import Family
 
-FAMILIES = tuple(module.FAMILY for module in (llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, grok1, grok2))
+DECODERS = tuple(module.FAMILY for module in (llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma2, gemma3, grok1, grok2))
+ENCODERS = (bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA)
+FAMILIES = DECODERS + ENCODERS
 
 
 def by_model_type(name: object, architectures: Collection[object] = ()) -> Family | None:

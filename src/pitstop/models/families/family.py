@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pitstop.models.config import Activation, ModelConfig
+from pitstop.models.encoder_config import EncoderConfig
 from pitstop.models.keys import Keys
 from pitstop.models.rope import Rope
 from pitstop.models.rope_keys import read_rope
@@ -49,11 +50,12 @@ class Family:
     gguf: the architecture's name in GGUF files, None for one that these do not have. gguf_interleaved: the converter to GGUF permutes the
     rows of q and k so that rotary pairs lie side by side. gguf_experts: two families share the name, and this is the one with experts.
     gguf_keys: what such a file does not state, under Hugging Face's names. norm_offset: what is added to the norms' weights of a Hugging
-    Face checkpoint.
+    Face checkpoint. layers: what the names of a block's tensors begin with there, before its number. kinds: how the names under
+    `architectures` end of which this is a part that we run whole.
     """
 
     name: str
-    read: Callable[[Keys], ModelConfig]
+    read: Callable[[Keys], ModelConfig | EncoderConfig]
     architectures: tuple[str, ...] = ()
     gguf: str | None = None
     gguf_interleaved: bool = False
@@ -62,6 +64,10 @@ class Family:
     norm_offset: float = 0.0
     outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
     block: Mapping[str, str] = field(default_factory=lambda: BLOCK)
+    layers: str = "model.layers"
+    kinds: tuple[str, ...] = ("ForCausalLM",)
+    prefix: str = ""  # before every name where the checkpoint is of a model around this one
+    unused: tuple[str, ...] = ()  # beginnings of the names of tensors that stand beside the model and that it never reads
 
     def hugging_face(self, name: str) -> str:
         """A tensor's name in Hugging Face's checkpoints, from GGUF's ("blk.3.attn_q.weight")."""
@@ -70,7 +76,7 @@ class Family:
             return f"{self.outside[stem]}.{ending}"
         _, layer, part = stem.split(".", 2)
         part, _, expert = part.partition(".")
-        return f"model.layers.{layer}.{self.block[part].format(expert)}.{ending}"
+        return f"{self.layers}.{layer}.{self.block[part].format(expert)}.{ending}"
 
 
 def dense(keys: Keys, *, head_dim: int = 0, rope: Rope | None = None, **differences: Any) -> ModelConfig:

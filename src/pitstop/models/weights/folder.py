@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import numpy as np
 
 from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
+from pitstop.models.embedding import Embedding
+from pitstop.models.encoder_config import EncoderConfig
 from pitstop.models.families import FAMILIES, by_model_type
 from pitstop.models.families.family import Family
 from pitstop.models.keys import Keys
 from pitstop.models.weights.compressed import IntegerEntry, Quantisation, join, read_quantisation
 from pitstop.models.weights.files import read_json
+from pitstop.models.weights.sentence import MODULES, longest_text, read_embedding
 from pitstop.models.weights.shards import Entry, read_entries
 from pitstop.models.weights.tensor import RawTensor, stored_note
 from pitstop.models.weights.tensor_parallel import Joined, read_joined, tensor_parallel_files
@@ -40,7 +44,9 @@ HARMLESS = frozenset(
         "id2label",
         "initializer_range",
         "is_llama_config",
+        "is_matryoshka",
         "label2id",
+        "matryoshka_dimensions",
         "max_length",
         "min_length",
         "num_beams",
@@ -118,7 +124,12 @@ class ModelFolder:
 
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
-        return read_vocabulary(self.path, self._stated, self.config.vocab_size)
+        embeds = isinstance(self.config, EncoderConfig) or (self.path / MODULES).is_file()
+        return read_vocabulary(self.path, self._stated, self.config.vocab_size, embeds)
+
+    def embedding(self) -> Embedding | None:
+        """How the model embeds, where the folder says so. Raises WeightsError for what we do not honour."""
+        return read_embedding(self.path, self._stated)
 
     def notes(self) -> list[str]:
         """How the matrices are stored, and what the checkpoint asks for that is done otherwise."""
@@ -130,20 +141,31 @@ class ModelFolder:
 
     def _read_entries(self) -> dict[str, Entry | IntegerEntry | Joined]:
         if not tensor_parallel_files(self.path):
-            entries = read_entries(self.path)
+            entries = self._named(read_entries(self.path))
             return join(entries, self._quantisation) if self._quantisation else entries
         if self._quantisation:
             raise WeightsError(self.path / "config.json", "quantization_config is not honoured for files cut for tensor parallelism")
         return read_joined(self.path, {self._family.hugging_face(name): shape for name, shape in self.config.tensors().items()})
 
+    def _named(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+        """Under the names of the model itself, without what stands beside it."""
+        prefix, unused = self._family.prefix, self._family.unused
+        if not unused:
+            return entries
+        old = {"gamma": "weight", "beta": "bias"}  # of norms, in checkpoints of the first years
+        split = ((name.removeprefix(prefix).rpartition("."), entry) for name, entry in entries.items())
+        named = {f"{stem}.{old.get(ending, ending)}": entry for (stem, _, ending), entry in split}
+        return {name: entry for name, entry in named.items() if not name.startswith(unused)}
+
     def _refuse_unknown(self) -> None:
         known = {self._family.hugging_face(name) for name in self.config.tensors()}
-        tied = {self._family.hugging_face("output.weight")} if self.config.tied_head else set()  # some store the shared matrix twice
+        head = not isinstance(self.config, EncoderConfig) and self.config.tied_head
+        tied = {self._family.hugging_face("output.weight")} if head else set()  # some store the shared matrix twice
         unknown: dict[str, Entry | IntegerEntry | Joined] = {
             name: entry for name, entry in self._entries.items() if name not in known | tied and not name.endswith(_BUFFER)
         }
         for name, entry in unknown.items():
-            raise WeightsError(entry.file, f"no part of a {self.config.architecture} decoder as config.json describes it", name)
+            raise WeightsError(entry.file, f"no part of a {self.config.architecture} model as config.json describes it", name)
 
 
 def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
@@ -154,13 +176,15 @@ def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
     return ModelFolder(Path(path))
 
 
-def read_config(path: Path) -> tuple[dict[str, Any], Family, ModelConfig, Quantisation | None]:
+def read_config(path: Path) -> tuple[dict[str, Any], Family, ModelConfig | EncoderConfig, Quantisation | None]:
     """What the folder's config.json states, and what that means. Raises WeightsError for a key that nobody honours."""
     file = path / "config.json"
     stated = read_json(file)
     family, keys = _family(file, stated), Keys(file, stated)
     config, quantisation = family.read(keys), read_quantisation(keys)
     keys.refuse_unread(HARMLESS, NEUTRAL)
+    if isinstance(config, EncoderConfig):
+        config = replace(config, context=longest_text(path, config.context))
     return stated, family, config, quantisation
 
 
@@ -170,6 +194,7 @@ def _family(path: Path, stated: dict[str, Any]) -> Family:
     if family is None:
         known = ", ".join(family.name for family in FAMILIES)
         raise WeightsError(path, f"model_type {stated.get('model_type')!r} is unknown; we run: {known}")
-    if not all(isinstance(kind, str) and kind.endswith("ForCausalLM") for kind in kinds):
-        raise WeightsError(path, f"architectures = {kinds!r}: no decoder that generates text")
+    if not all(isinstance(kind, str) and kind.endswith(family.kinds) for kind in kinds):
+        what = "no decoder that generates text" if family.kinds == ("ForCausalLM",) else "no encoder that embeds text"
+        raise WeightsError(path, f"architectures = {kinds!r}: {what}")
     return family

@@ -13,9 +13,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 
 from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
+from pitstop.models.embedding import Embedding
 from pitstop.models.weights.gguf_keys import EXPERT, ROPE_DIVISORS, read_config
 from pitstop.models.weights.tensor import KINDS, RawTensor, stored_note
 from pitstop.text.vocabulary import Vocabulary
+from pitstop.types import Pooling
+
+POOLING: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
+"""By GGUF's numbers."""
 
 _TRUNCATED = "the file is truncated; fetch it again"
 
@@ -79,6 +84,15 @@ class ModelFile:
             scores=self._tokenizer("scores", list, []) if spaced else [],
             add_space=spaced and self._tokenizer("add_space_prefix", bool, True),
         )
+
+    def embedding(self) -> Embedding | None:
+        """As the file's pooling_type says. Raises WeightsError for one that we do not have."""
+        name = f"{self._keys['general.architecture']}.pooling_type"
+        kind = self._keys.get(name, 0)
+        if kind not in POOLING:
+            raise WeightsError(self.path, f"{name} = {kind} is not honoured; we have {', '.join(map(str, POOLING))}")
+        pooling = POOLING[kind]
+        return Embedding(pooling) if pooling else None
 
     def notes(self) -> list[str]:
         """How the matrices are stored."""

@@ -46,7 +46,7 @@ _NAMES = {
     "rope.scaling.yarn_beta_slow": "rope_scaling.beta_slow",
 }
 _GGUF_NAMES = {ours: name for name, ours in _NAMES.items()}
-_HARMLESS = {"rope.scaling.finetuned"}
+_HARMLESS = {"rope.scaling.finetuned", "pooling_type"}  # how it embeds does not change how it generates
 _NEUTRAL = {
     "num_experts": 0,
     "num_experts_per_tok": 0,

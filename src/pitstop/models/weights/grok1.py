@@ -128,6 +128,9 @@ class Grok1Checkpoint:
             raise WeightsError(self.path, "holds no tokenizer.json; the release's tokenizer.model is not read: add a converted one")
         return read_vocabulary(self.path, grok1.PUBLISHED | self._stated, self.config.vocab_size)
 
+    def embedding(self) -> None:
+        """It generates."""
+
     def notes(self) -> list[str]:
         """How the matrices are stored, and which of them become larger."""
         lines = [stored_note(("I8" if leaf.scales else "F32", leaf.shape) for leaf in self.leaves.values())]

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pitstop.models.config import ModelConfig
+from pitstop.models.embedding import Embedding
+from pitstop.models.encoder_config import EncoderConfig
 from pitstop.models.weights.folder import open_folder
 from pitstop.models.weights.gguf import open_gguf
 from pitstop.models.weights.grok1 import is_grok1, open_grok1
@@ -18,7 +20,7 @@ class ModelSource(Protocol):
     """An opened model. Tensors go by GGUF's names, and hold what the decoder multiplies by."""
 
     path: Path
-    config: ModelConfig
+    config: ModelConfig | EncoderConfig
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         """The tensor `name`, which must have row-major `shape`.
@@ -29,6 +31,10 @@ class ModelSource(Protocol):
 
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
+        ...
+
+    def embedding(self) -> Embedding | None:
+        """How the model's files say that it embeds; None where they do not. Raises WeightsError for what we do not honour."""
         ...
 
     def notes(self) -> list[str]:

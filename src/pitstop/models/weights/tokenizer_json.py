@@ -16,8 +16,8 @@ from pitstop.text.vocabulary import TokenType, Vocabulary
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int) -> Vocabulary:
-    """The vocabulary of a folder whose config.json holds `config`.
+def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int, embeds: bool = False) -> Vocabulary:
+    """The vocabulary of a folder whose config.json holds `config`. embeds: of a model whose texts have tokens around them on both sides.
 
     Ids that the tokenizer has no token for (rows that only pad the matrix) stand for no text. Added tokens beyond `vocab_size` have no
     embedding and are left out.
@@ -32,15 +32,19 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int) ->
     else:
         stated = read_json(path)
     try:
-        model = _spelling(path, stated)
-        words: dict[str, int] = stated["model"]["vocab"]
+        model = _spelling(path, stated, embeds)
+        words = _words(stated["model"])
         added = {token["content"]: token for token in stated.get("added_tokens") or []}
         tokens, types = _tokens(path, words, added, vocab_size, model)
         ids = words | {content: token["id"] for content, token in added.items()}
         definition = _definition(stated, {content for content, token in added.items() if token["special"]})
+        around = _around(stated)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise WeightsError(path, f"is no tokenizer as the tokenizers library writes it ({type(error).__name__}: {error})") from error
     bos, eos = (_special(settings, config, ids, name) for name in ("bos", "eos"))
+    before, after = around or ([], [])
+    if (after or before not in ([], [bos])) and not embeds:
+        raise WeightsError(path, "post_processor puts other tokens than the first one around a text, which is not honoured yet")
     for name, token in (("bos", bos), ("eos", eos)):
         if token is not None and not 0 <= token < vocab_size:
             raise WeightsError(folder / "config.json", f"{name}_token_id = {token} is outside the vocabulary of {vocab_size}")
@@ -52,10 +56,12 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int) ->
         merges=[],
         bos=bos,
         eos=eos,
-        add_bos=_adds_bos(path, stated, settings, {content: ids[content] for content in added}, bos),
+        add_bos=bos is not None and (settings.get("add_bos_token") is True if around is None else before == [bos]),
         chat_template=_chat_template(folder, settings),
         definition=definition,
         ends=_ends(folder, generation, config, vocab_size),
+        before=tuple(before),
+        after=tuple(after),
     )
 
 
@@ -68,20 +74,36 @@ def _parts(node: Any) -> Iterator[dict[str, Any]]:
                 yield from _parts(inner)
 
 
-def _spelling(path: Path, stated: dict[str, Any]) -> str:
-    """How tokens spell text, by GGUF's names: "gpt2" is byte-level, "llama" has ▁ for a space and <0xAB> for a byte."""
+def _spelling(path: Path, stated: dict[str, Any], embeds: bool) -> str:
+    """How tokens spell text, by GGUF's names: "gpt2" is byte-level, "llama" has ▁ for a space and <0xAB> for a byte.
+
+    "bert" is WordPiece (## goes on with a word), "t5" Unigram (▁ for a space): these have an unknown token for what they cannot spell.
+    """
     model = stated["model"]
+    if embeds and model.get("type") == "WordPiece":
+        return "bert"
+    if embeds and model.get("type") == "Unigram":
+        if not any(part["type"] == "Metaspace" for part in _parts(stated.get("pre_tokenizer"))):
+            raise WeightsError(path, "a Unigram tokenizer that does not write spaces as ▁, which is not honoured yet")
+        return "t5"
     if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise WeightsError(path, f"a tokenizer of type {model.get('type')!r} or with prefixes and suffixes; we have BPE without these")
+        what = f"a tokenizer of type {model.get('type')!r} or with prefixes and suffixes"
+        raise WeightsError(path, f"{what}; we have BPE without these, for encoders WordPiece and Unigram")
     kinds = {part["type"] for step in ("pre_tokenizer", "decoder") for part in _parts(stated.get(step))}
     for token in stated.get("added_tokens") or []:
-        if token["lstrip"] or token["rstrip"] or token["single_word"]:
+        if (token["lstrip"] or token["rstrip"] or token["single_word"]) and not (embeds and token["special"]):
             raise WeightsError(path, f"added token {token['content']!r} takes the space around it or stands alone only: not honoured yet")
     if "ByteLevel" in kinds:
         return "gpt2"
     if model.get("byte_fallback"):
         return "llama"
     raise WeightsError(path, "neither byte-level nor with a token for each byte: some texts could not be written")
+
+
+def _words(model: dict[str, Any]) -> dict[str, int]:
+    """Spellings and their ids: a Unigram model lists them with their scores, by id."""
+    vocab = model["vocab"]
+    return {piece: id for id, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else vocab
 
 
 def _tokens(
@@ -104,13 +126,19 @@ def _tokens(
 def _definition(stated: dict[str, Any], special: set[str]) -> str:
     """The tokenizer for plain text: no added token is looked for, nothing is put around, and nothing can merge into a special token."""
     model = stated["model"]
+    around = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    if isinstance(model["vocab"], list):  # ids are places: a spelling with a space, which no word has, takes a special token's
+        pieces = [[f" {piece}" if piece in special else piece, score] for piece, score in model["vocab"]]
+        return json.dumps(stated | around | {"model": model | {"vocab": pieces}}, ensure_ascii=False)
+    if model.get("type") == "WordPiece":
+        kept = {token: id for token, id in model["vocab"].items() if token not in special - {model["unk_token"]}}
+        return json.dumps(stated | around | {"model": model | {"vocab": kept}}, ensure_ascii=False)
     merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
     kept = special - {model.get("unk_token")}
     plain = {
         "vocab": {token: id for token, id in model["vocab"].items() if token not in kept},
         "merges": [[left, right] for left, right in merges if special.isdisjoint((left, right, left + right))],
     }
-    around = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     return json.dumps(stated | around | {"model": model | plain}, ensure_ascii=False)
 
 
@@ -125,18 +153,21 @@ def _special(settings: Mapping[str, Any], config: Mapping[str, Any], ids: Mappin
     return id if isinstance(id, int) else None
 
 
-def _adds_bos(path: Path, stated: dict[str, Any], settings: Mapping[str, Any], added: Mapping[str, int], bos: int | None) -> bool:
-    """Whether a text without a chat template starts with `bos`. Raises WeightsError where other tokens are put around it."""
-    around = next((part for part in _parts(stated.get("post_processor")) if part["type"] == "TemplateProcessing"), None)
-    if around is None:
-        return settings.get("add_bos_token") is True and bos is not None
-    shape = [next(iter(item)) for item in around["single"]]
-    tokens = [added.get(item["SpecialToken"]["id"]) for item in around["single"] if "SpecialToken" in item]
-    if shape == ["Sequence"]:
-        return False
-    if shape == ["SpecialToken", "Sequence"] and tokens == [bos]:
-        return True
-    raise WeightsError(path, "post_processor puts other tokens than the first one around a text, which is not honoured yet")
+def _around(stated: dict[str, Any]) -> tuple[list[int], list[int]] | None:
+    """Ids that stand before and after a text; None where the tokenizer does not say."""
+    for part in _parts(stated.get("post_processor")):
+        if part["type"] in ("BertProcessing", "RobertaProcessing"):
+            return [part["cls"][1]], [part["sep"][1]]
+        if part["type"] == "TemplateProcessing":
+            sides: list[list[int]] = [[], []]
+            seen = 0
+            for item in part["single"]:
+                if "Sequence" in item:
+                    seen += 1
+                else:
+                    sides[seen] += part["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+            return sides[0], sides[1]
+    return None
 
 
 def _ends(folder: Path, generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:

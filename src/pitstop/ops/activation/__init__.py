@@ -1,4 +1,4 @@
-"""Gated activations, and the soft cap on logits."""
+"""Activations, gated and not, and the soft cap on logits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pitstop.ops.dispatch import Op
 _silu_mul = Op("silu_mul", cpu=cpu.silu_mul, ref=ref.silu_mul)
 _gelu_tanh_mul = Op("gelu_tanh_mul", cpu=cpu.gelu_tanh_mul, ref=ref.gelu_tanh_mul)
 _gelu_erf_mul = Op("gelu_erf_mul", cpu=cpu.gelu_erf_mul, ref=ref.gelu_erf_mul)
+_gelu_tanh = Op("gelu_tanh", cpu=cpu.gelu_tanh, ref=ref.gelu_tanh)
+_gelu_erf = Op("gelu_erf", cpu=cpu.gelu_erf, ref=ref.gelu_erf)
 _softcap = Op("softcap", cpu=cpu.softcap, ref=ref.softcap)
 
 
@@ -35,6 +37,16 @@ def gelu_erf_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     _check("gelu_erf_mul", gate_up)
     return _gelu_erf_mul(gate_up)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, features] fp32 → x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), [rows, features] fp32 (Hendrycks and Gimpel 2016)."""
+    return _gelu_tanh(x)
+
+
+def gelu_erf(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, features] fp32 → x / 2 · (1 + erf(x / √2)), [rows, features] fp32 (Hendrycks and Gimpel 2016)."""
+    return _gelu_erf(x)
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:

@@ -23,6 +23,14 @@ def gelu_erf_mul(gate_up: torch.Tensor) -> torch.Tensor | Declined:
     return refuse(gate_up=gate_up) or _gated(dispatch.native.gelu_erf_mul, gate_up)
 
 
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor | Declined:
+    return gelu_tanh_mul(_with_ones(x))
+
+
+def gelu_erf(x: torch.Tensor) -> torch.Tensor | Declined:
+    return gelu_erf_mul(_with_ones(x))
+
+
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor | Declined:
     if reason := refuse(x=x):
         return reason
@@ -30,6 +38,11 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor | Declined:
     out = dispatch.empty(*x.shape)
     dispatch.native.softcap(x.data_ptr(), *x.shape, cap, out.data_ptr())
     return out
+
+
+def _with_ones(x: torch.Tensor) -> torch.Tensor:
+    """As gates of factors 1. A copy costs little beside the product that x comes from."""
+    return torch.cat([x, torch.ones_like(x)], dim=1)
 
 
 def _gated(kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:

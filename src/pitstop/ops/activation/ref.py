@@ -46,6 +46,14 @@ def gelu_erf_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return rowwise(one, gate_up)
 
 
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return gelu_tanh_mul(torch.cat([x, torch.ones_like(x)], dim=1))
+
+
+def gelu_erf(x: torch.Tensor) -> torch.Tensor:
+    return gelu_erf_mul(torch.cat([x, torch.ones_like(x)], dim=1))
+
+
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     return rowwise(lambda row: cap * torch.tanh(row / cap), x)
 

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache in segments of 128 tokens.
+"""Attention over a paged KV cache in segments of 128 tokens, and attention of whole texts that is kept nowhere.
 
 The memory (see also types.Codec and types.Piece): `tails` [slots, kv_heads, 2, 128 * head_dim] fp16 or fp32 holds open segments, index 0
 the keys transposed ([head_dim, 128]), index 1 the values ([128, head_dim]); `pages` [pages, page_bytes] uint8 holds sealed ones, as the
@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import torch
 
-from pitstop.ops.attention import cpu, ref, triton
+from pitstop.ops.attention import cpu, full, ref, triton
 from pitstop.ops.attention.layout import RAW16, RAW32, Layout, Plane
 from pitstop.ops.dispatch import Op
 
-__all__ = ["RAW16", "RAW32", "Layout", "Plane", "append", "paged_attention", "seal"]
+__all__ = ["RAW16", "RAW32", "Layout", "Plane", "append", "full_attention", "paged_attention", "seal"]
 
 _append = Op("append", cpu=cpu.append, ref=ref.append)
 _seal = Op("seal", cpu=cpu.seal, ref=ref.seal)
 _paged_attention = Op("paged_attention", triton=triton.paged_attention, cpu=cpu.paged_attention, ref=ref.paged_attention)
+_full_attention = Op("full_attention", cpu=full.by_native, ref=full.by_torch)
 
 
 def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.Tensor) -> None:
@@ -67,3 +68,15 @@ def paged_attention(
     if q.dim() != 3 or tails.dim() != 4 or tails.shape[3] != 128 * q.shape[2] or q.shape[1] % tails.shape[1]:
         raise ValueError(f"paged_attention: q {list(q.shape)} and tails {list(tails.shape)} do not fit together")
     return _paged_attention(q, tails, pages, items, table, layout, scale, softcap, window, temperature_length, cap_first)
+
+
+def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float) -> torch.Tensor:
+    """q, k, v [rows, heads, head_dim] fp32 → [rows, heads, head_dim] fp32: attention of texts whose every row sees all rows of its own.
+
+    lengths: rows of each text, one text after the other; they add up to `rows`. Softmax of q·k·scale. What comes of a text depends on
+    its own rows only, to the bit. Native: in segments of 128 keys, as `paged_attention` has it.
+    """
+    if q.dim() != 3 or not q.shape == k.shape == v.shape or sum(lengths) != len(q) or min(lengths, default=1) < 1:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (q, k, v))
+        raise ValueError(f"full_attention: q, k and v must be [rows, heads, head_dim], and lengths add up to rows; got {shapes}, {lengths}")
+    return _full_attention(q, k, v, lengths, scale)

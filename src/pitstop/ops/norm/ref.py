@@ -1,4 +1,4 @@
-"""rms_norm in plain torch, its inputs and its tolerance."""
+"""The norms in plain torch, their inputs and tolerances."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ TOLERANCE = 2e-6
 """Relative to each output: half the error of a sum of squares over 16 chains, and four roundings."""
 
 
+LAYER_TOLERANCE = 4e-7
+"""Of layer_norm, times √width and the row's largest |x - mean| / deviation · |weight|: the mean is a chain of `width` roundings."""
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return rowwise(lambda row: row * torch.rsqrt(row.square().mean(dim=-1, keepdim=True) + eps) * weight, x)
 
@@ -17,6 +21,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     total = x + y
     return total, rms_norm(total, weight, eps)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    return rowwise(lambda row: torch.nn.functional.layer_norm(row, weight.shape, weight, bias, eps), x)
 
 
 def make_inputs(seed: int, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:

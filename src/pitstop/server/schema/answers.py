@@ -113,6 +113,26 @@ class CompletionAnswer(BaseModel):
     usage: Usage
 
 
+class EmbeddingItem(BaseModel):
+    """embedding: numbers, or with encoding_format base64 their fp32 bytes, little endian. index: of the text among the inputs."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(BaseModel):
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Model(BaseModel):
     id: str
     object: Literal["model"]

@@ -76,6 +76,31 @@ def text_or_list(value: Any) -> str | None:
 Stop = either("must be a string or a list of strings", text_or_list, text=str, list=list[str])
 
 
+def text_kind(value: Any) -> str | None:
+    """Of one text or several, as strings or token ids.
+
+    A list is judged by its first item, so that an error points at the first item of another kind.
+    """
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return {str: "texts", list: "lists"}.get(type(first), "ids")
+
+
+TokenIds = Annotated[list[Int], Field(min_length=1)]
+
+Texts = either(
+    "must be a string, a list of strings, a list of token ids or a list of such lists",
+    text_kind,
+    text=str,
+    texts=Annotated[list[str], Field(min_length=1)],
+    ids=TokenIds,
+    lists=Annotated[list[TokenIds], Field(min_length=1)],
+)
+
+
 class StreamOptions(Body):
     """`include_usage`: one more chunk before `[DONE]`, with the usage and no choices."""
 

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 from pydantic import Field
 
 from pitstop.errors import InvalidRequest
-from pitstop.server.schema.base import Body, Int, either, only
+from pitstop.server.schema.base import Body, Int, Texts, only
 from pitstop.server.schema.chat import MAX_MESSAGES, Message
 from pitstop.server.schema.structured import Formed
 from pitstop.types import MAX_LOGPROBS
 
 DEFAULT_MAX_TOKENS = 16
-
-
-def _prompt_kind(value: Any) -> str | None:
-    """A list is judged by its first item, so that an error points at the first item of another kind."""
-    if isinstance(value, str):
-        return "text"
-    if not isinstance(value, list):
-        return None
-    first = value[0] if value else ""
-    return {str: "texts", list: "lists"}.get(type(first), "ids")
-
-
-TokenIds = Annotated[list[Int], Field(min_length=1)]
-
-Prompt = either(
-    "must be a string, a list of strings, a list of token ids or a list of such lists",
-    _prompt_kind,
-    text=str,
-    texts=Annotated[list[str], Field(min_length=1)],
-    ids=TokenIds,
-    lists=Annotated[list[TokenIds], Field(min_length=1)],
-)
 
 
 class CompletionRequest(Formed):
@@ -45,7 +21,7 @@ class CompletionRequest(Formed):
     control token in text is text; send token ids for the real ones. "" is the model's BOS token alone, 400 where it has none.
     """
 
-    prompt: Prompt
+    prompt: Texts
     echo: bool | None = Field(None, description="The prompt comes before the answer; with logprobs, its tokens are scored too.")
     logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of the tokens and of so many likeliest ones.")
     suffix: only("") = None

@@ -13,7 +13,7 @@ from pitstop.verify.functional.answer import FIELDS
 from pitstop.verify.functional.case import CASES, Case, Request
 
 DOCS = Path(__file__).parents[4] / "docs" / "verify-cases.md"
-THEMES = 17
+THEMES = 18
 
 CASE = """
 theme: T

@@ -1,0 +1,160 @@
+"""The engine of an encoder: the scheduler and step loop of the other one, without a cache, on whole texts."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import torch
+
+from pitstop.config import EngineConfig, resolve
+from pitstop.engine import pace
+from pitstop.engine.numerics import encoder_numerics
+from pitstop.engine.protocol import Stats
+from pitstop.engine.recorder import RecordedSpan, Recorder
+from pitstop.engine.scheduler import Scheduler
+from pitstop.errors import ConfigError, InvalidRequest
+from pitstop.kv.cache import Holding
+from pitstop.kv.capacity import Capacity
+from pitstop.kv.slots import Slots
+from pitstop.models.encoder import Encoder
+from pitstop.models.weights.fetch import identity
+from pitstop.models.weights.source import ModelSource
+from pitstop.ops import dispatch
+from pitstop.types import Output, Request, Sampled, SamplingParams, StepPlan, StepResult
+
+WARM_UP_TOKENS = 32
+
+
+class NoCache:
+    """Stands where the KV cache does (kv.cache.KVCache), for a model that keeps nothing between steps."""
+
+    def __init__(self) -> None:
+        self.pages = self.tails = Slots(0)
+        self.copies: list[tuple[int, int]] = []
+
+    def open(self, tokens: list[int], prompt: int, *, limit: int | None = None, listed: bool = True) -> Holding:
+        return Holding(node=None)
+
+    def abandon(self, holding: Holding) -> None: ...
+
+    def reserve(self, holding: Holding, count: int) -> list:
+        return []
+
+    def commit(self, holding: Holding, tokens: list[int]) -> None:
+        holding.length = len(tokens)
+
+    def close(self, holding: Holding, tokens: list[int]) -> None: ...
+
+    def fits(self, holding: Holding, tokens: int) -> bool:
+        return True
+
+    def check(self) -> None: ...
+
+
+class EncoderEngine:
+    """As engine.core.Engine, for requests that embed and no others. Not thread-safe: one thread owns it."""
+
+    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+        """Load. Raises ConfigError, WeightsError or Unsupported, each one line."""
+        if config.kv.codec != "raw16":
+            raise ConfigError(f"--kv {config.kv.codec}: {source.config.architecture} is an encoder, which has no KV cache; leave it out")
+        cuda = torch.cuda.is_available()
+        config = resolve(config, model_context=source.config.context, cuda=cuda, free_memory=psutil.virtual_memory().available)
+        self.config = config
+        dispatch.use(config.backend)
+        dispatch.set_threads(config.threads)
+        self._model = Encoder(source, config.device, "int16" if config.activations == "exact" else config.activations)
+        self.vocab_size = source.config.vocab_size
+        self.context = config.kv.context
+        self.capacity = Capacity(0, self.context, 1.0)
+        self.weights = identity(source.path)
+        self.numerics = encoder_numerics(config, self.weights)
+        self._notes = source.notes()
+        self._cache = NoCache()
+        self.scheduler = Scheduler(
+            self._cache,
+            context=self.context,
+            vocab_size=self.vocab_size,
+            prefill_chunk=config.prefill_chunk,
+            max_running=config.max_running,
+            ageing=config.ageing,
+            whole=True,
+        )
+        self._steps = self._tokens = 0
+        self.attended_cost = pace.encoder_attended_cost(source.config)
+        self.recorder: Recorder | None = None
+        self.work = 0.0
+        """Of the latest step, in units of engine.pace; 0 when it had nothing to run."""
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest for one that can never run, as one that generates."""
+        self.scheduler.submit(request)
+
+    def check_grammar(self, grammar: str, field: str) -> None:
+        """Raises InvalidRequest: there are no answers here that one could bind."""
+        raise InvalidRequest("this model embeds and does not generate", field)
+
+    def cancel(self, request_id: str) -> Output | None:
+        """End a request now; None when it is unknown or has ended."""
+        return self.scheduler.cancel(request_id)
+
+    def step(self) -> list[Output]:
+        """Expire what is late, then compute one step."""
+        outputs = self.scheduler.expire(time.monotonic())
+        plan = self.scheduler.plan()
+        self.work = 0.0
+        if plan.spans:
+            self.work = pace.total(((0, span.count) for span in plan.spans), self.attended_cost)
+            if self.recorder is not None:
+                self.recorder.begin(RecordedSpan(span.request.id, 0, span.count, span.count) for span in plan.spans)
+            result = self._run(plan)
+            if self.recorder is not None:
+                self.recorder.done()
+            self._steps += 1
+            self._tokens += sum(span.count for span in plan.spans if not span.request.probe)
+            outputs += self.scheduler.settle(plan, result)
+        return outputs
+
+    def ahead(self) -> float:
+        """The work of the next step at most, unless something new is submitted."""
+        return pace.total(self.scheduler.outlook(), self.attended_cost) if self.busy else 0.0
+
+    def warm_up(self) -> float:
+        """Embed a text that nobody sent. Returns the pace: seconds a unit of work."""
+        prompt = [token % self.vocab_size for token in range(min(WARM_UP_TOKENS, self.context))]
+        self.submit(Request(id="warm-up", prompt=prompt, params=SamplingParams(max_tokens=0), embed="mean", probe=True))
+        start = time.monotonic()
+        self.step()
+        self.scheduler.take_changes()
+        self._steps = 0
+        return (time.monotonic() - start) / self.work
+
+    def stats(self) -> Stats:
+        """The counters as of now."""
+        scheduler = self.scheduler
+        return Stats(running=scheduler.running, waiting=scheduler.waiting, steps=self._steps, prompt_tokens=self._tokens)
+
+    def check(self) -> None:
+        """There is nothing that could be lost."""
+
+    def notes(self) -> list[str]:
+        """Lines for the operator: what runs here."""
+        lines = [f"{self.config.device}, {self.config.threads} threads, kernels: {dispatch.describe()}", *self._notes]
+        lines.append("an encoder: it embeds texts, and does not generate")
+        if reason := dispatch.native_missing():
+            lines.append(f"WARNING: native kernels are missing ({reason}); the plain torch reference runs instead, MUCH slower")
+        return lines
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        hidden = self._model.forward([span.known for span in plan.spans])
+        result: StepResult = {}
+        end = 0
+        for span in plan.spans:
+            end += span.count
+            result[span.request.id] = Sampled([], hidden=hidden[end - span.wanted : end])
+        return result
