@@ -59,6 +59,8 @@ class EncoderEngine:
         """Load. Raises ConfigError, WeightsError or Unsupported, each one line."""
         if config.kv.codec != "raw16":
             raise ConfigError(f"--kv {config.kv.codec}: {source.config.architecture} is an encoder, which has no KV cache; leave it out")
+        if config.speculate:
+            raise ConfigError(f"--speculate {config.speculate}: {source.config.architecture} is an encoder, which generates nothing")
         cuda = torch.cuda.is_available()
         config = resolve(config, model_context=source.config.context, cuda=cuda, free_memory=psutil.virtual_memory().available)
         self.config = config

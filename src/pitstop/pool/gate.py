@@ -14,7 +14,7 @@ from pitstop.engine.guard_text import CHINESE, CODE, ENGLISH
 from pitstop.engine.protocol import score_rows
 from pitstop.errors import UpgradeFailed
 from pitstop.pool.member import Member
-from pitstop.pool.probe import score_request
+from pitstop.pool.probe import embed_request, score_request
 from pitstop.stats import Comparison
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import SEGMENT
@@ -65,14 +65,18 @@ class Gate:
         equal = self._old.numerics == self._new.numerics
         for number, (text, _) in enumerate(_CANARIES, 1):
             tokens = _tokens(self._new.texts.tokenizer, text, min(SEGMENT, self._new.facts.context))
-            first, again = [await self._new.embed(tokens, TIMEOUT) for _ in range(2)]
+            first, again = [await self._vector(self._new, tokens) for _ in range(2)]
             if not np.isfinite(np.frombuffer(first, "<f4")).all():
                 raise UpgradeFailed("the new worker's vectors are not finite")
             if first != again:
                 raise UpgradeFailed("the new worker gives another vector for the same text")
-            if equal and first != await self._old.embed(tokens, TIMEOUT):
+            if equal and first != await self._vector(self._old, tokens):
                 raise UpgradeFailed("the new worker's arithmetic is the same and its vectors are not")
             self.figures.canaries_equal = number if equal else None
+
+    @staticmethod
+    async def _vector(member: Member, tokens: list[int]) -> bytes:
+        return (await member.aside(embed_request(tokens, TIMEOUT), TIMEOUT)).vector
 
     async def _smoke(self) -> None:
         """The new one answers, as long as it was asked to, in its own tokens, the same twice, from finite logits."""

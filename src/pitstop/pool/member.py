@@ -17,7 +17,7 @@ from pitstop.pool import gauges
 from pitstop.pool.backoff import Backoff
 from pitstop.pool.decoding import Decoding
 from pitstop.pool.journal import Entry
-from pitstop.pool.probe import Answer, Probes, embed_request, probe_request
+from pitstop.pool.probe import Answer, Probes, probe_request
 from pitstop.pool.stream import Delta
 from pitstop.pool.texts import Texts
 from pitstop.pool.watchdog import Vitals, Watch
@@ -212,10 +212,6 @@ class Member:
         engine's reason to refuse.
         """
         return (await self.aside(probe_request(prompt, max_tokens, timeout), timeout)).tokens
-
-    async def embed(self, prompt: list[int], timeout: float) -> bytes:
-        """The same question to an encoder: the mean of the prompt's hidden states, [width] fp32. Raises as `probe` does."""
-        return (await self.aside(embed_request(prompt, timeout), timeout)).vector
 
     async def aside(self, request: Request, timeout: float) -> Answer:
         """The answer to a question of our own, beside the queue. Raises as `probe` does."""

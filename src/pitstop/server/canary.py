@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pitstop.config import HealthConfig
 from pitstop.errors import DeadlineExceeded, PitstopError
 from pitstop.pool import Member, Pool
+from pitstop.pool.probe import embed_request
 from pitstop.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,8 @@ class Health:
             if member.facts.generates:
                 answer = await self._pool.probe(asked, length, self._limit(), member)
             else:
-                answer, length = list(await member.embed(asked, self._limit())), None  # all of its bytes
+                asking = member.aside(embed_request(asked, self._limit()), self._limit())
+                answer, length = list((await asking).vector), None  # all of its bytes
         except DeadlineExceeded as error:
             if _stepped_since(member, start):
                 self.outcomes["late"] += 1

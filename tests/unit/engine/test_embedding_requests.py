@@ -149,7 +149,7 @@ def steps(scheduler: Scheduler, runner: FakeRunner) -> list[list[int]]:
         assert plan.rows <= ahead, "the next step was larger than foretold"
         found.append([span.count for span in plan.spans])
         rows = ((span.request.id, runner.hidden(span.known, span.count - span.wanted, span.count)) for span in plan.spans)
-        result = {name: Sampled(None, hidden=hidden) for name, hidden in rows}
+        result = {name: Sampled([], hidden=hidden) for name, hidden in rows}
         for output in scheduler.settle(plan, result):
             assert output.finish == "stop"
             assert output.vector == expected(prompts[output.id].prompt, prompts[output.id].embed)
