@@ -105,7 +105,7 @@ class _Facts:
     """As much of a service and of a pool as preparing needs."""
 
     config = ServerConfig("toy")
-    vocab_size, context = VOCABULARY, 512
+    vocab_size, context, generates = VOCABULARY, 512, True
 
     @property
     def texts(self):

@@ -132,7 +132,7 @@ def test_heads_of_training_stand_aside(tmp_path: Path, prefix: str, old: bool) -
 
 
 def test_what_is_no_part_of_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="no part of a bert model"):
+    with pytest.raises(WeightsError, match="no part of a bert encoder"):
         open_folder(write_bert(tmp_path, more={"adapter.weight": np.ones(3, np.float32)}))
 
 

@@ -165,7 +165,8 @@ class ModelFolder:
             name: entry for name, entry in self._entries.items() if name not in known | tied and not name.endswith(_BUFFER)
         }
         for name, entry in unknown.items():
-            raise WeightsError(entry.file, f"no part of a {self.config.architecture} model as config.json describes it", name)
+            kind = "encoder" if isinstance(self.config, EncoderConfig) else "decoder"
+            raise WeightsError(entry.file, f"no part of a {self.config.architecture} {kind} as config.json describes it", name)
 
 
 def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
