@@ -19,8 +19,10 @@ from pools import toy_model
 from toys import CHAT_TEMPLATE, TOOL_TEMPLATE
 
 from pitstop.cli.logs import configure_logs
-from pitstop.config import TLS, ConnectionLimits, EngineConfig, HealthConfig, PoolConfig, ServerConfig
+from pitstop.config import TLS, Adapter, ConnectionLimits, EngineConfig, HealthConfig, PoolConfig, ServerConfig
 from pitstop.engine import protocol
+from pitstop.errors import InvalidRequest
+from pitstop.models.lora.file import check_name
 from pitstop.pool import Opened
 
 run = importlib.import_module("pitstop.server.run")  # the module: the package has a function of its name
@@ -35,6 +37,14 @@ STRICT = (
 def read(model: str) -> Opened:
     template = TOOL_TEMPLATE if options.tool_template else CHAT_TEMPLATE
     return toy_model(model, STRICT + template if options.strict_template else template)
+
+
+def read_adapter(name: str, path: str, model: str) -> Adapter:
+    """A folder's name is all that it holds; one called "bad" is none."""
+    check_name(name)
+    if Path(path).name == "bad":
+        raise InvalidRequest(f"path: {path} is bad for {model}", "path")
+    return Adapter(name, path, Path(path).name, rank=8, size=1000, base="somebody's")
 
 
 async def serve() -> None:
@@ -68,7 +78,9 @@ async def serve() -> None:
         run.create_app = lambda service: Fault(create_app(service), options.fault)
     elif options.lasting:
         run.create_app = lambda service: Lasting(create_app(service), options.lasting)
-    runner = run.Runner(server, pool, EngineConfig(model=options.model), worker)
+    adapters = tuple(Adapter(*words.split("=")) for words in options.lora)
+    runner = run.Runner(server, pool, EngineConfig(model=options.model, adapters=adapters), worker)
+    runner._service.read_adapter = read_adapter
     running = asyncio.create_task(runner.run(read, lambda facts: print("ready", flush=True)))
     await asyncio.sleep(0)  # until it has bound the port
     print("listening", runner.port, flush=True)
@@ -97,6 +109,7 @@ parser.add_argument("--health-timeout", type=float, default=1)
 parser.add_argument("--unready-when-full", action="store_true")
 parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"))
 parser.add_argument("--otel", action="store_true")
+parser.add_argument("--lora", action="append", default=[], metavar="NAME=FOLDER")
 parser.add_argument("--log-format", default="text")
 parser.add_argument("--log-prompts", action="store_true")
 parser.add_argument("--fault", default="", help="one of tests/faults.py")

@@ -15,11 +15,16 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
     #fail N#     ends with an error after N tokens         #hold#       stays queued for ever
     #long MS#    its first step takes so long, and that is said before
     #strike#     abort() in the step that admits it, which is recorded but never told
+    #who#        the name of the request's adapter, or "base"
     #upto K#     die, crash, freeze and strike in incarnations 1 to K only
 
 Several may be given, `#slow 5##say hello#`; without `say` or `echo` it counts "0 1 2 3 …" for ever. Log-probabilities are -0.5 for the
 token and the top is the token followed by its neighbours; logit_bias is obeyed in that a token with bias 100 is said for ever. Logits at
 a position are `fake_logits`, of the tokens up to it; what a request that embeds gets is its `fake_vector`.
+
+
+An adapter is loaded at once; one whose folder is named "gone", or has a file of this name, cannot be, "late" is loaded after a tenth of a
+second, "deadly" kills. A request whose adapter is not there ends with an error.
 """
 
 from __future__ import annotations
@@ -43,7 +48,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from toys import byte_tokens, toy_vocabulary
 
-from pitstop.engine.protocol import PROTOCOL, Commands, Failed, Ready, Start, Stats, Step, ToWorker, disagreement, receive, send
+from pitstop.config import Adapter
+from pitstop.engine.protocol import (
+    PROTOCOL,
+    AdapterState,
+    Commands,
+    Failed,
+    Ready,
+    Start,
+    Stats,
+    Step,
+    ToWorker,
+    disagreement,
+    receive,
+    send,
+)
 from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.kv.capacity import Capacity
 from pitstop.text.tokenizer import Tokenizer
@@ -60,7 +79,7 @@ WIDTH = 8  # of its hidden states
 PACE = 0.001  # seconds a unit of work
 HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
-_SCRIPT = re.compile(r"#(say|echo|show|grammar|die|crash|freeze|upto|wedge|slow|burst|fail|hold|long|strike)\s?((?:\\#|[^#])*)#")
+_SCRIPT = re.compile(r"#(say|echo|show|grammar|die|crash|freeze|who|upto|wedge|slow|burst|fail|hold|long|strike)\s?((?:\\#|[^#])*)#")
 
 
 @dataclass
@@ -87,11 +106,17 @@ class Model:
         self.admitted: list[str] = []
         self.ahead = 0.0  # milliseconds that the next step will take
         self.steps = self.generated = self.prompt_tokens = 0
+        self.adapters: set[str] = set()
+        self.changes: list[AdapterState] = []  # not told yet
+        self.lost: list[Output] = []
 
     def submit(self, request: Request) -> None:
         if self.taken == self.options.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
         self.taken += 1
+        if request.adapter and request.adapter not in self.adapters:
+            self.lost.append(Output(request.id, [], finish="error", message=f"no adapter {request.adapter}"))
+            return
         if self.options.deaf:
             return
         text = self.tokenizer.decode(request.prompt)
@@ -99,6 +124,8 @@ class Model:
         answer = None
         if "say" in script:
             answer = [*byte_tokens(script["say"].replace("\\n", "\n").replace("\\#", "#").encode()), END]
+        elif "who" in script:
+            answer = [*byte_tokens((request.adapter.rpartition("@")[0] or "base").encode()), END]
         elif "echo" in script:
             answer = [*request.prompt, END]
         elif "show" in script:
@@ -109,6 +136,23 @@ class Model:
         if forced:
             answer = forced * request.params.max_tokens
         self.sequences[request.id] = Sequence(request, script, answer, said=len(request.emitted))
+
+    def change(self, adapter: Adapter, load: bool) -> None:
+        folder = Path(adapter.path).name
+        if load and folder == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if load and folder == "late":
+            time.sleep(0.1)
+        if load:
+            self.changes.append(AdapterState(adapter.id, "it is gone" if folder == "gone" or Path(adapter.path, "gone").exists() else ""))
+            if not self.changes[-1].error:
+                self.adapters.add(adapter.id)
+        else:
+            self.adapters.discard(adapter.id)
+
+    def take_changes(self) -> list[AdapterState]:
+        changes, self.changes = self.changes, []
+        return changes
 
     def cancel(self, request_id: str) -> Output | None:
         return Output(request_id, [], finish="cancelled") if self.sequences.pop(request_id, None) else None
@@ -138,7 +182,7 @@ class Model:
     def step(self) -> list[Output]:
         """One step, recorded as the engine's are."""
         self.record(sequence for sequence in self.sequences.values() if sequence.running)
-        outputs = self.advance_all()
+        outputs, self.lost = [*self.lost, *self.advance_all()], []
         if self.recorder is not None:
             self.recorder.done()
         return outputs
@@ -300,7 +344,10 @@ def main() -> None:
     facts = options.context, Capacity(12800, 512, 1.0), model.tokenizer.vocab_size, ["fake worker"], 0.0, PACE
     numerics = f"{name} {start.config.kv.codec} {start.config.activations}"
     memory = start.config.kv.memory or KV_MEMORY
-    send(sock, Ready(start.incarnation, *facts, options.protocol, "9.9", numerics, name, memory, generates=not options.encoder))
+    for adapter in start.config.adapters:
+        model.change(adapter, True)
+    about = {"generates": not options.encoder, "adapters": model.take_changes()}
+    send(sock, Ready(start.incarnation, *facts, options.protocol, "9.9", numerics, name, memory, **about))
     serve(sock, model, start.incarnation, options.stray)
 
 
@@ -317,11 +364,13 @@ def serve(sock: socket.socket, model: Model, incarnation: int, stray: bool) -> N
                 model.submit(request)
             taken += len(commands.submit)
             outputs += filter(None, map(model.cancel, commands.cancel))
+            for change in commands.adapters:
+                model.change(change.adapter, change.load)
         outputs += model.step()
         if stray:
             false = [Output(request_id, byte_tokens(b"false")) for request_id in model.sequences]
             send(sock, Step(incarnation + 1, false, Stats(generated_tokens=10**6)))
-        send(sock, Step(incarnation, outputs, model.stats(), model.admitted, [], 1.0, PACE, model.ahead, taken))
+        send(sock, Step(incarnation, outputs, model.stats(), model.admitted, [], 1.0, PACE, model.ahead, taken, model.take_changes()))
         model.admitted = []
 
 

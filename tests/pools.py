@@ -12,7 +12,7 @@ from pathlib import Path
 from fake_worker import CONTEXT, WIDTH
 from toys import CHAT_TEMPLATE, toy_vocabulary
 
-from pitstop.config import EngineConfig, PoolConfig
+from pitstop.config import Adapter, EngineConfig, PoolConfig
 from pitstop.errors import WeightsError
 from pitstop.models.embedding import Embedding
 from pitstop.pool import Opened, Pool, Stream, Texts
@@ -42,9 +42,9 @@ def toy_model(model: str, template: str = CHAT_TEMPLATE) -> Opened:
 
 
 @asynccontextmanager
-async def running_pool(*options: str, **config):
+async def running_pool(*options: str, adapters: tuple[Adapter, ...] = (), **config):
     config = {"restart_backoff": 0.05, "crash_dir": ""} | config
-    pool = Pool(PoolConfig(**config), EngineConfig(model="toy"), TEXTS, command=(*FAKE, *options))
+    pool = Pool(PoolConfig(**config), EngineConfig(model="toy", adapters=adapters), TEXTS, command=(*FAKE, *options))
     await pool.start()
     try:
         yield pool
@@ -65,7 +65,7 @@ def run(test: Callable[[], Coroutine]) -> Callable[[], None]:
 _ids = iter(range(10**6))
 
 
-def requests(prompt: str, choices: int = 1, timeout: float | None = None, **params) -> list[Request]:
+def requests(prompt: str, choices: int = 1, timeout: float | None = None, adapter: str = "", **params) -> list[Request]:
     params.setdefault("max_tokens", 100)
     number = next(_ids)
     now = time.monotonic()
@@ -78,6 +78,7 @@ def requests(prompt: str, choices: int = 1, timeout: float | None = None, **para
             group=f"r{number}",
             arrival=now,
             deadline=None if timeout is None else now + timeout,
+            adapter=adapter,
         )
         for choice in range(choices)
     ]

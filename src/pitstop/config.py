@@ -26,6 +26,23 @@ class KVConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: the folder `path`, served as `name`. digest: of all that it held when it was read, "" before; size: in bytes."""
+
+    name: str
+    path: str
+    digest: str = ""
+    rank: int = 0
+    size: int = 0
+    base: str = ""  # the model that it says it was trained on
+
+    @property
+    def id(self) -> str:
+        """What requests, prefixes and workers know it by: another adapter of the same name has another one."""
+        return f"{self.name}@{self.digest}"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The engine worker. `prefill_chunk` is how many prompt tokens one step computes, all requests together."""
 
@@ -40,6 +57,7 @@ class EngineConfig:
     ageing: float = 10.0  # seconds of waiting that are worth one step of priority
     speculate: int = 0  # most tokens that are guessed ahead a step and stream; 0: none
     kv: KVConfig = field(default_factory=KVConfig)
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `shown`: control tokens whose spelling is part of the answer's text; the front's affair.
     `score_from`: the logits at the prompt's positions from this one on are wanted themselves, and nothing else; max_tokens must be 0.
     `embed`: the prompt's hidden states are wanted, pooled into one vector, and nothing else; max_tokens must be 0.
+    `adapter`: the `id` of the LoRA adapter (config.Adapter) that changes the model for it; "": none.
     """
 
     id: str
@@ -146,6 +147,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     score_from: int | None = None
     shown: tuple[int, ...] = ()
     embed: Pooling | None = None
+    adapter: str = ""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

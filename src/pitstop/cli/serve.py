@@ -25,6 +25,7 @@ from pitstop.cli.options import (
 from pitstop.config import (
     MAX_SPECULATE,
     TLS,
+    Adapter,
     ConnectionLimits,
     EngineConfig,
     HealthConfig,
@@ -59,6 +60,10 @@ def serve(
     kv: KVCodec = _KV.codec,
     kv_memory: KVMemory = _KV.memory,
     kv_guard: KVGuard = _KV.guard,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="Serve the LoRA adapter in FOLDER as model NAME, too. May be given several times."),
+    ] = None,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = _ENGINE.prefill_chunk,
     max_running: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = _ENGINE.max_running,
     speculate: Annotated[
@@ -134,6 +139,7 @@ def serve(
     )
     engine = EngineConfig(
         model=str(path),
+        adapters=adapters(lora or [], server.model_name),
         device=device,
         backend=backend,
         activations=activations,
@@ -156,6 +162,19 @@ def serve(
         record_prompts=record_prompts,
     )
     raise typer.Exit(run(server, pool, engine, lambda facts: print(announcement(server, facts), flush=True), first))
+
+
+def adapters(words: list[str], model_name: str) -> tuple[Adapter, ...]:
+    """What --lora names. Raises ConfigError."""
+    found: dict[str, Adapter] = {}
+    for word in words:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder):
+            raise ConfigError(f"--lora {word}: write it as NAME=FOLDER")
+        if name in found or name == model_name:
+            raise ConfigError(f"--lora {word}: {name} is taken; choose another name")
+        found[name] = Adapter(name, folder)
+    return tuple(found.values())
 
 
 def announcement(server: ServerConfig, facts: Ready) -> str:

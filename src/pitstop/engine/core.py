@@ -10,8 +10,9 @@ import psutil
 import torch
 
 from pitstop import codecs
-from pitstop.config import EngineConfig, resolve
+from pitstop.config import Adapter, EngineConfig, resolve
 from pitstop.engine import guard, pace
+from pitstop.engine.adapters import Adapters
 from pitstop.engine.encoder import EncoderEngine
 from pitstop.engine.guided import HOLD, Guided
 from pitstop.engine.numerics import numerics
@@ -20,7 +21,7 @@ from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
 from pitstop.engine.speculation import Speculation
-from pitstop.errors import ConfigError, Unsupported
+from pitstop.errors import ConfigError, InvalidRequest, Unsupported
 from pitstop.kv.cache import KVCache
 from pitstop.kv.capacity import capacity, longest_stream, page_bytes, pages_within, reserved_tails, stream_pages, tail_bytes
 from pitstop.kv.store import KVStore
@@ -76,8 +77,11 @@ class Engine:
         self.numerics = numerics(self.config, source.config, codec, self.weights)
         self._source_notes = source.notes()
         self._rope_note = source.config.rope.note(context)
+        self.adapters = Adapters(source.config, config.device)
+        self.adapter_states = self.adapters.load(config.adapters)
+        """What became of those of its config."""
         self._guided = Guided(partial(token_table, vocabulary), self.vocab_size, config.max_running)
-        self._runner = Runner(model, store, view, config.device, ends, self._guided)
+        self._runner = Runner(model, store, view, config.device, ends, self._guided, self.adapters.ready)
         self._cache = KVCache(pages, tails, lead_pages=codec.lead_pages, prefix=config.kv.prefix_cache, cached_tails=config.kv.cached_tails)
         self.scheduler = Scheduler(
             self._cache,
@@ -103,12 +107,23 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest for one that can never run."""
+        if request.adapter and request.adapter not in self.adapters.ready:
+            raise InvalidRequest(f"the adapter {request.adapter} is not loaded", "model")
         self.scheduler.submit(request)
         self._guided.begin(request)
 
     def check_grammar(self, grammar: str, field: str) -> None:
         """Raises InvalidRequest, naming the field, for one that cannot be used."""
         self._guided.check(grammar, field)
+
+    def unload(self, adapter: Adapter) -> list[Output]:
+        """Forget an adapter, with its weights and prefixes. Its requests should have ended; one that has not ends with an error."""
+        outputs = self.scheduler.fail_all(f"the adapter {adapter.name} was unloaded", adapter.id)
+        if (lora := self.adapters.ready.get(adapter.id)) is not None:
+            self._runner.forget(lora)
+        self.adapters.drop(adapter.id)
+        self._cache.forget(adapter.id)
+        return outputs
 
     def cancel(self, request_id: str) -> Output | None:
         """End a request now; None when it is unknown or has ended."""
@@ -186,7 +201,7 @@ class Engine:
         ]
         if config.speculate:
             lines.append(f"Guessing ahead: up to {config.speculate} tokens a step and stream, as long as it pays")
-        lines += self._source_notes + self._loss
+        lines += self._source_notes + self._loss + self.adapters.notes()
         if self._rope_note:
             lines.append(self._rope_note)
         if config.activations == "int8":

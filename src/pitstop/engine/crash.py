@@ -28,6 +28,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     choice: int = 0
     prompt: list[int] | None = None
     emitted: list[int] | None = None
+    adapter: str = ""
 
 
 class Crash(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ def recorded(request: Request, emitted: list[int], prompts: bool) -> RecordedReq
     """prompts: tokens may be kept."""
     params = request.params if prompts else msgspec.structs.replace(request.params, stop=())
     tokens = (request.prompt, list(emitted)) if prompts else (None, None)
-    return RecordedRequest(len(request.prompt), len(emitted), params, request.choice, *tokens)
+    return RecordedRequest(len(request.prompt), len(emitted), params, request.choice, *tokens, request.adapter)
 
 
 def write(directory: Path, worker: str, engine: EngineConfig, plans: list[RecordedPlan], requests: dict[str, RecordedRequest]) -> Path:

@@ -7,8 +7,9 @@ import time
 import psutil
 import torch
 
-from pitstop.config import EngineConfig, resolve
+from pitstop.config import Adapter, EngineConfig, resolve
 from pitstop.engine import pace
+from pitstop.engine.adapters import Adapters
 from pitstop.engine.numerics import encoder_numerics
 from pitstop.engine.protocol import Stats
 from pitstop.engine.recorder import RecordedSpan, Recorder
@@ -33,7 +34,7 @@ class NoCache:
         self.pages = self.tails = Slots(0)
         self.copies: list[tuple[int, int]] = []
 
-    def open(self, tokens: list[int], prompt: int, *, limit: int | None = None, listed: bool = True) -> Holding:
+    def open(self, tokens: list[int], prompt: int, *, limit: int | None = None, listed: bool = True, adapter: str = "") -> Holding:
         return Holding(node=None)
 
     def abandon(self, holding: Holding) -> None: ...
@@ -72,6 +73,9 @@ class EncoderEngine:
         self.capacity = Capacity(0, self.context, 1.0)
         self.weights = identity(source.path)
         self.numerics = encoder_numerics(config, self.weights)
+        self.adapters = Adapters(source.config, config.device)
+        self.adapter_states = self.adapters.load(config.adapters)
+        """What became of those of its config: none is for an encoder."""
         self._notes = source.notes()
         self._cache = NoCache()
         self.scheduler = Scheduler(
@@ -95,7 +99,14 @@ class EncoderEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest for one that can never run, as one that generates."""
+        if request.adapter:
+            raise InvalidRequest(f"the adapter {request.adapter} is not loaded", "model")
         self.scheduler.submit(request)
+
+    def unload(self, adapter: Adapter) -> list[Output]:
+        """Forget an adapter that could not be loaded."""
+        self.adapters.drop(adapter.id)
+        return []
 
     def check_grammar(self, grammar: str, field: str) -> None:
         """Raises InvalidRequest: there are no answers here that one could bind."""

@@ -1,74 +1,106 @@
 """Decode steps as graphs: one per number of rows and of spans, recorded on first use and checked against the eager run first.
 
 Steps with guessed tokens have more rows than spans. There are many such shapes, and recording takes as long as some forty eager steps lose:
-one is recorded when it has come OFTEN times.
+one is recorded when it has come OFTEN times. Rows that adapters change are part of a shape, too. Those come and go: such a one is recorded
+when it has come OFTEN times in a row, and the KEPT used last are kept.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 import torch
 
 from pitstop.errors import Unsupported
+from pitstop.models.lora.weights import Lora, Run
 from pitstop.ops import dispatch
 from pitstop.ops.graph import Arena, Graph
 
 log = logging.getLogger(__name__)
 
 OFTEN = 8
+KEPT = 32
+
+Runs = tuple[Run, ...]
+Shape = tuple[int, int, Runs]
+"""Of a step: rows, spans, and the rows that adapters change."""
 
 
 class DecodeGraphs:
-    """Runs `forward` (rows [n, width] fp32 → logits [n, vocab] fp32), which may call ops only, by graphs.
+    """Runs `forward` (rows [n, width] fp32, and those that adapters change → logits [n, vocab] fp32), which may call ops only, by graphs.
 
     Where an op has no native kernel for the model's shapes, as it is; the reason is logged once.
     """
 
-    def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, forward: Callable[[torch.Tensor, Runs], torch.Tensor]) -> None:
         self._forward = forward
         self._arena = Arena()
-        self._graphs: dict[tuple[int, int], Graph] = {}
-        self._uses: Counter[tuple[int, int]] = Counter()  # of shapes with guesses that are not recorded yet
+        self._graphs: dict[Shape, Graph] = {}  # of steps without adapters
+        self._uses: Counter[Shape] = Counter()  # of shapes with guesses that are not recorded yet
+        self._adapted: OrderedDict[Shape, Graph] = OrderedDict()  # oldest use first
+        self._latest: tuple[Shape | None, int] = None, 0  # the last step with adapters, and how often in a row it came
         self._declined = False
+        self.recorded = 0
+        """How many have been recorded."""
 
     @staticmethod
     def usable(device: str) -> bool:
         """Whether `device` is where this process runs the native kernels."""
         return device == "cpu" and dispatch.native_missing() is None and "cpu" in dispatch.active()
 
-    def __len__(self) -> int:
-        """How many have been recorded."""
-        return len(self._graphs)
-
-    def __call__(self, x: torch.Tensor, spans: int) -> torch.Tensor:
-        """forward(x), in memory that the next call overwrites. spans: the step's, whose number its native calls have noted."""
-        if self._declined:
-            return self._forward(x)
-        graph = self._graphs.get(shape := (len(x), spans))
+    def __call__(self, x: torch.Tensor, spans: int, runs: Runs = ()) -> torch.Tensor:
+        """forward(x, runs), in memory that the next call overwrites. spans: the step's, whose number its native calls have noted."""
+        graph = None if self._declined else self._graph(x, (len(x), spans, runs))
         if graph is None:
-            self._uses[shape] += 1
-            if len(x) > spans and self._uses[shape] < OFTEN:
-                return self._forward(x)
-            try:
-                graph = self._graphs[shape] = self._record(x)
-            except Unsupported as error:
-                log.warning("decode steps are not recorded: %s", error)
-                self._declined = True
-                return self._forward(x)
+            return self._forward(x, runs)
         graph.input.copy_(x)
         return graph.replay()
 
-    def _record(self, x: torch.Tensor) -> Graph:
+    def forget(self, lora: Lora) -> None:
+        """An adapter is gone, and its weights with it."""
+        self._latest = None, 0
+        for shape in [shape for shape in self._adapted if any(run.lora is lora for run in shape[2])]:
+            del self._adapted[shape]
+
+    def _graph(self, x: torch.Tensor, shape: Shape) -> Graph | None:
+        """None: this step is not worth recording, or cannot be."""
+        runs = shape[2]
+        graphs = self._adapted if runs else self._graphs
+        if (graph := graphs.get(shape)) is None:
+            if not self._worth(shape):
+                return None
+            try:
+                graph = graphs[shape] = self._record(x, runs)
+            except Unsupported as error:
+                log.warning("decode steps are not recorded: %s", error)
+                self._declined = True
+                return None
+        if runs:
+            self._adapted.move_to_end(shape)
+            if len(self._adapted) > KEPT:
+                self._adapted.popitem(last=False)
+        return graph
+
+    def _worth(self, shape: Shape) -> bool:
+        rows, spans, runs = shape
+        if runs:
+            latest, times = self._latest
+            self._latest = shape, times + 1 if shape == latest else 1
+            return self._latest[1] >= OFTEN
+        self._uses[shape] += rows > spans
+        return rows == spans or self._uses[shape] >= OFTEN
+
+    def _record(self, x: torch.Tensor, runs: Runs) -> Graph:
         """A graph that gives the eager run's bits on an input that it was not recorded on, from poisoned memory.
 
         The step's keys and values are written by each of these runs; the caller's replay on the true input writes them last.
         """
-        graph = Graph(self._forward, x, self._arena)
+        self.recorded += 1
+        graph = Graph(lambda rows: self._forward(rows, runs), x, self._arena)
         other = x * 1.25
-        expected = self._forward(other)
+        expected = self._forward(other, runs)
         self._arena.poison()
         graph.input.copy_(other)
         if not torch.equal(graph.replay(), expected):

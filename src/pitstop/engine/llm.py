@@ -6,17 +6,19 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from pitstop.config import EngineConfig, KVConfig
+from pitstop.config import Adapter, EngineConfig, KVConfig
 from pitstop.engine.core import open_engine
 from pitstop.engine.padding import unpad
-from pitstop.errors import InvalidRequest, Unsupported
+from pitstop.errors import InvalidRequest, ModelNotFound, Unsupported
 from pitstop.models.embedding import Embedding
+from pitstop.models.lora.file import read_adapter
 from pitstop.models.weights.fetch import pull
 from pitstop.models.weights.source import open_model
 from pitstop.text.stream import TextStream
@@ -64,11 +66,17 @@ class LLM:
 
     model: a name that `pitstop models list` shows (fetched when missing), or a path to a GGUF file or a Hugging Face folder. Options are
     EngineConfig's and, after them, KVConfig's (`codec`, `memory`, `context`, `prefix_cache`, `cached_tails`, `guard`). What the engine
-    warns of is logged.
-    Raises ConfigError, WeightsError, DownloadFailed.
+    warns of is logged. lora: folders of LoRA adapters by the names that `generate` knows them by.
+    Raises ConfigError, WeightsError, DownloadFailed, InvalidRequest for an adapter.
     """
 
-    def __init__(self, model: str | os.PathLike[str] = "smollm2-135m-instruct", **options) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "smollm2-135m-instruct",
+        *,
+        lora: Mapping[str, str | os.PathLike[str]] | None = None,
+        **options,
+    ) -> None:
         kv_names = set(KVConfig.__dataclass_fields__)
         kv = KVConfig(**{name: value for name, value in options.items() if name in kv_names})
         rest = {name: value for name, value in options.items() if name not in kv_names}
@@ -84,6 +92,32 @@ class LLM:
             if note.startswith("WARNING"):
                 log.warning(note)
         self._ids = itertools.count()
+        self._config = source.config
+        self._adapters: dict[str, Adapter] = {}
+        for name, folder in (lora or {}).items():
+            self.load_adapter(name, folder)
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> Adapter:
+        """Load the LoRA adapter in the folder `path`, in the place of another one of this name. Raises InvalidRequest."""
+        adapter = read_adapter(name, path, self._config)
+        for state in self.engine.adapters.load([adapter]):
+            if state.error:
+                raise InvalidRequest(f"path: {state.error}", "path")
+        if (before := self._adapters.get(name)) is not None and before.id != adapter.id:
+            self.engine.unload(before)
+        self._adapters[name] = adapter
+        return adapter
+
+    def unload_adapter(self, name: str) -> None:
+        """Raises ModelNotFound."""
+        adapter = self._adapter(name)
+        del self._adapters[name]
+        self.engine.unload(adapter)
+
+    def _adapter(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise ModelNotFound(f"no adapter {name!r} is loaded")
+        return self._adapters[name]
 
     def generate(
         self,
@@ -94,6 +128,7 @@ class LLM:
         attention_mask: Sequence[Sequence[int]] | None = None,
         n: int = 1,
         progress: bool = False,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answers to all prompts, in order, batched continuously.
 
@@ -101,12 +136,16 @@ class LLM:
         with `attention_mask` [batch, length]: padding (mask 0) left, right or both is removed before the engine sees it.
         params: one for all, or one per prompt. A seed of 0 is a seed like any other here; `grammar` is a string of pitstop.guide's.
         n: choices per prompt.
-        Raises InvalidRequest naming the field.
+        adapter: the name of a loaded LoRA adapter for all, or one per prompt, None for the model as it is.
+        Raises InvalidRequest naming the field, ModelNotFound for an adapter.
         """
         tokens = self._tokens(prompts, input_ids, attention_mask)
         each = [params or SamplingParams()] * len(tokens) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(tokens):
             raise InvalidRequest(f"{len(tokens)} prompts but {len(each)} sampling params", "params")
+        names = [adapter] * len(tokens) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != len(tokens):
+            raise InvalidRequest(f"{len(tokens)} prompts but {len(names)} adapters", "adapter")
         for param in each:
             if param.grammar:
                 self.engine.check_grammar(param.grammar, "params.grammar")
@@ -114,7 +153,8 @@ class LLM:
             raise InvalidRequest(f"n must be at least 1, got {n}", "n")
         outputs = [RequestOutput(ids, [Completion() for _ in range(n)]) for ids in tokens]
         bar = tqdm(total=len(outputs) * n, disable=not progress, unit="answer")
-        jobs = [(ids, param, choice) for ids, param in zip(tokens, each, strict=True) for choice in range(n)]
+        loaded = ["" if name is None else self._adapter(name).id for name in names]
+        jobs = [_Job(ids, param, choice, id) for ids, param, id in zip(tokens, each, loaded, strict=True) for choice in range(n)]
         for index, event in self._run(jobs, n):
             output, choice = outputs[index // n], outputs[index // n].choices[index % n]
             choice.text += event.text
@@ -159,7 +199,7 @@ class LLM:
 
     def stream_chat(self, messages: list[dict], params: SamplingParams | None = None) -> Iterator[str]:
         """The same, piece by piece as the text comes. Closing the iterator cancels the request."""
-        for _, event in self._run([(self._render(messages), params or SamplingParams(), 0)], 1):
+        for _, event in self._run([_Job(self._render(messages), params or SamplingParams())], 1):
             if event.text:
                 yield event.text
 
@@ -178,15 +218,16 @@ class LLM:
             prompts = [prompts]
         return [self.tokenizer.encode_prompt(p, control=True) if isinstance(p, str) else [int(token) for token in p] for p in prompts]
 
-    def _run(self, jobs: list[tuple[list[int], SamplingParams, int]], n: int) -> Iterator[tuple[int, _Event]]:
+    def _run(self, jobs: list[_Job], n: int) -> Iterator[tuple[int, _Event]]:
         """Submit all jobs and step until they have ended: (index of the job, what came)."""
         number, arrival = next(self._ids), time.monotonic()
         live: dict[str, tuple[int, TextStream]] = {}
         try:
-            for index, (prompt, params, choice) in enumerate(jobs):
+            for index, (prompt, params, choice, adapter) in enumerate(jobs):
                 name = f"{number}-{index}"
                 group = f"{number}-{index // n}" if n > 1 else ""
-                self.engine.submit(Request(id=name, prompt=prompt, params=params, choice=choice, group=group, arrival=arrival))
+                request = Request(id=name, prompt=prompt, params=params, choice=choice, group=group, arrival=arrival, adapter=adapter)
+                self.engine.submit(request)
                 live[name] = index, TextStream(self.tokenizer, params.stop, params.min_tokens)
             while live:
                 for output in self.engine.step():
@@ -200,6 +241,13 @@ class LLM:
         finally:
             for name in live:
                 self.engine.cancel(name)
+
+
+class _Job(NamedTuple):
+    prompt: list[int]
+    params: SamplingParams
+    choice: int = 0
+    adapter: str = ""  # its id
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-from pitstop.config import EngineConfig
+from pitstop.config import Adapter, EngineConfig
 from pitstop.kv.capacity import Capacity
 from pitstop.types import Output, Request
 
@@ -39,12 +39,30 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     protocol: int = 0  # the front's PROTOCOL
 
 
+class AdapterChange(msgspec.Struct, frozen=True, array_like=True):
+    """load: have it, as AdapterState will tell. Else give it up: no request of it is left."""
+
+    adapter: Adapter
+    load: bool
+
+
+class AdapterState(msgspec.Struct, frozen=True, array_like=True):
+    """A worker has the adapter of this id, or why it cannot."""
+
+    id: str
+    error: str = ""
+
+
 class Commands(msgspec.Struct, tag=True, frozen=True):
-    """Front → worker: what came since the last one. A cancel of an unknown or ended id is not an error."""
+    """Front → worker: what came since the last one. A cancel of an unknown or ended id is not an error.
+
+    `adapters` are in order, and come after the others.
+    """
 
     incarnation: int
     submit: list[Request] = []
     cancel: list[str] = []
+    adapters: list[AdapterChange] = []
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -64,6 +82,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     kv_memory: int = 0  # bytes: the KV pool's budget
     device: str = "cpu"
     generates: bool = True  # False: an encoder, which embeds only
+    adapters: list[AdapterState] = []  # of its config
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +122,7 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     seconds: float = 0.0
     ahead: float = 0.0
     taken: int = 0
+    adapters: list[AdapterState] = []  # what has become of those that were to be loaded
 
 
 def disagreement(front: int, worker: int, version: str = "") -> str:

@@ -41,15 +41,16 @@ class Replay:
     def _prepare(self, name: str, known: int, recorded: crash.RecordedRequest | None) -> None:
         draw = random.Random(name)
         vocabulary = range(self._engine.vocab_size)
-        params, choice, prompt, emitted = SamplingParams(max_tokens=1 << 20), 0, None, None
+        params, choice, prompt, emitted, adapter = SamplingParams(max_tokens=1 << 20), 0, None, None, ""
         lengths = known, 0
         if recorded is not None:
             params, choice, prompt, emitted = recorded.params, recorded.choice, recorded.prompt, recorded.emitted
+            adapter = recorded.adapter
             lengths = recorded.prompt_tokens, recorded.emitted_tokens
         if prompt is None or emitted is None:
             self.invented.add(name)
             prompt, emitted = (draw.choices(vocabulary, k=length) for length in lengths)
-        self._requests[name] = Request(id=name, prompt=prompt, params=params, choice=choice)
+        self._requests[name] = Request(id=name, prompt=prompt, params=params, choice=choice, adapter=adapter)
         self._known[name] = prompt + emitted
 
     def run(self, plan: RecordedPlan, later: set[str]) -> None:
@@ -130,7 +131,10 @@ def main(path: Path) -> None:
     print(f"A worker that {record.worker} at {record.time}, pitstop {record.version}", flush=True)
     if not record.plans:
         raise PitstopError(f"{path} has no plans: the worker died before it ran any")
-    replay = Replay(record, Engine(record.engine, open_model(record.engine.model)))
+    engine = Engine(record.engine, open_model(record.engine.model))
+    if errors := [state.error for state in engine.adapter_states if state.error]:
+        raise PitstopError(f"an adapter of then is not there any more: {errors[0]}")
+    replay = Replay(record, engine)
     if replay.invented:
         print(f"{len(replay.invented)} of its requests were recorded without tokens: random ones of the same number stand for them")
         print("(pitstop serve --record-prompts keeps them)")

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from pitstop.engine import sampler
-from pitstop.engine.graphs import DecodeGraphs
+from pitstop.engine.graphs import DecodeGraphs, Runs
 from pitstop.engine.guided import Guided
 from pitstop.errors import InvalidRequest
 from pitstop.kv.store import KVStore
 from pitstop.kv.view import StepView
 from pitstop.models.decoder import Decoder
+from pitstop.models.lora.weights import Lora, Run
 from pitstop.types import Logprob, Sampled, Span, StepPlan, StepResult
 
 
 class Runner:
-    """One model, one KV store. `end_tokens` are what min_tokens bars; `guided` bars what a request's grammar does not allow."""
+    """One model, one KV store.
+
+    `end_tokens` are what min_tokens bars; `guided` bars what a request's grammar does not allow; `adapters`, by id, are what requests may name.
+    """
 
     def __init__(
-        self, model: Decoder, store: KVStore, view: StepView, device: str, end_tokens: frozenset[int], guided: Guided | None = None
+        self,
+        model: Decoder,
+        store: KVStore,
+        view: StepView,
+        device: str,
+        end_tokens: frozenset[int],
+        guided: Guided | None = None,
+        adapters: Mapping[str, Lora] | None = None,
     ) -> None:
         self._model = model
         self.store = store
@@ -31,9 +43,15 @@ class Runner:
         self._guided = guided
         self.states = np.empty((0, 0), np.float32)
         """Final hidden states that the embedding spans of the plan run last want, [rows, width] fp32, in the plan's order."""
-        self._decode = DecodeGraphs(lambda x: model.forward(x, view)) if DecodeGraphs.usable(device) else None
+        self._adapters = adapters if adapters is not None else {}
+        self._decode = DecodeGraphs(lambda x, runs: model.forward(x, view, runs=runs)) if DecodeGraphs.usable(device) else None
         self.seconds: float | None = None
         """What the latest run took up to the logits; None when a graph was recorded, which takes longer."""
+
+    def forget(self, lora: Lora) -> None:
+        """An adapter is gone."""
+        if self._decode is not None:
+            self._decode.forget(lora)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run the plan's copies, then its spans as one batch, and sample."""
@@ -57,23 +75,37 @@ class Runner:
         self.store.copy_tails(plan.copies)
         self._view.load(plan)
         tokens = torch.tensor([token for span in plan.spans for token in span.tokens], dtype=torch.int64, device=self._device)
-        x = self._model.embed(tokens)
+        x, runs = self._model.embed(tokens), self._runs(plan.spans)
         if self._decode is not None and plan.decodes:
-            return self._decode(x, len(plan.spans)).numpy()
+            return self._decode(x, len(plan.spans), runs).numpy()
         chosen: list[int] = []
         pooled: list[int] = []
         end = 0
         for span in plan.spans:
             end += span.count
             (chosen if span.request.embed is None else pooled).extend(range(end - span.wanted, end))
-        hidden = self._model.hidden(x, self._view)
+        hidden = self._model.hidden(x, self._view, runs)
         if pooled:
             self.states = self._model.embedding(hidden[torch.tensor(pooled, dtype=torch.int64, device=self._device)]).cpu().numpy()
         return self._model.head(hidden[torch.tensor(chosen, dtype=torch.int64, device=self._device)]).cpu().numpy()
 
+    def _runs(self, spans: Sequence[Span]) -> Runs:
+        """The rows that adapters change, neighbours of one adapter together."""
+        runs: list[Run] = []
+        row = 0
+        for span in spans:
+            if span.request.adapter:
+                lora, first, count = self._adapters[span.request.adapter], row, span.count
+                if runs and runs[-1].lora is lora and runs[-1].first + runs[-1].count == row:
+                    _, first, before = runs.pop()
+                    count += before
+                runs.append(Run(lora, first, count))
+            row += span.count
+        return tuple(runs)
+
     @property
     def _recorded(self) -> int:
-        return len(self._decode) if self._decode is not None else 0
+        return self._decode.recorded if self._decode is not None else 0
 
     def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
         """logits [rows, vocab]: of the span's wanted rows."""

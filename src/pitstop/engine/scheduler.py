@@ -155,9 +155,10 @@ class Scheduler:
         sequence = self._sequences.get(request_id)
         return sequence and self._end(sequence, [], "cancelled")
 
-    def fail_all(self, message: str) -> list[Output]:
-        """End every request with an error."""
-        outputs = [self._end(sequence, [], "error") for sequence in list(self._sequences.values())]
+    def fail_all(self, message: str, adapter: str | None = None) -> list[Output]:
+        """End every request with an error, or those of an adapter."""
+        sequences = [each for each in self._sequences.values() if adapter is None or each.request.adapter == adapter]
+        outputs = [self._end(sequence, [], "error") for sequence in sequences]
         for output in outputs:
             output.message = message
         return outputs
@@ -259,7 +260,8 @@ class Scheduler:
             limit = 0 if request.probe else sequence.wanted_from
             if self.whole and plan.spans and sequence.pending > budget:
                 return
-            holding = self.cache.open(sequence.known, sequence.prompt_length, limit=limit, listed=not request.probe)
+            listed, adapter = not request.probe, request.adapter
+            holding = self.cache.open(sequence.known, sequence.prompt_length, limit=limit, listed=listed, adapter=adapter)
             if holding is None:
                 return
             sequence.holding = holding

@@ -53,6 +53,7 @@ def main(sock: socket.socket) -> int:
         "kv_memory": 0 if engine.scheduler.whole else engine.config.kv.memory,
         "device": engine.config.device,
         "generates": not engine.scheduler.whole,
+        "adapters": engine.adapter_states,
     }
     send(sock, Ready(start.incarnation, *facts, protocol=PROTOCOL, version=__version__, **identity))
     return _serve(sock, engine, start.incarnation)
@@ -69,7 +70,7 @@ def _serve(sock: socket.socket, engine, incarnation: int) -> int:
     checked = time.monotonic()
     taken = 0
     while True:
-        ready = select.select([sock], [], [], 0 if engine.busy else CHECK_INTERVAL)[0]
+        ready = select.select([sock], [], [], 0 if engine.busy or engine.adapters.busy else CHECK_INTERVAL)[0]
         outputs: list[Output] = []
         begin, work = time.monotonic(), 0.0
         if ready:
@@ -90,13 +91,13 @@ def _serve(sock: socket.socket, engine, incarnation: int) -> int:
         admitted, preempted = engine.scheduler.take_changes()
         try:
             times = work, time.monotonic() - begin, engine.ahead(), taken
-            send(sock, Step(incarnation, outputs, engine.stats(), admitted, preempted, *times))
+            send(sock, Step(incarnation, outputs, engine.stats(), admitted, preempted, *times, engine.adapters.advance()))
         except OSError:
             return 0  # the front is gone
 
 
 def _apply(engine, commands: Commands) -> list[Output]:
-    """Cancels and submissions; the outputs of those that end at once."""
+    """Submissions, cancels, and changes of adapters; the outputs of those that end at once."""
     outputs = []
     for request in commands.submit:
         try:
@@ -106,6 +107,11 @@ def _apply(engine, commands: Commands) -> list[Output]:
     for request_id in commands.cancel:
         if output := engine.cancel(request_id):
             outputs.append(output)
+    for change in commands.adapters:
+        if change.load:
+            engine.adapters.begin(change.adapter)
+        else:
+            outputs += engine.unload(change.adapter)
     return outputs
 
 

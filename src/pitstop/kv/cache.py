@@ -41,16 +41,18 @@ class KVCache:
         self._prefix = prefix
         self._holdings: set[Holding] = set()
 
-    def open(self, tokens: list[int], prompt: int, *, limit: int | None = None, listed: bool = True) -> Holding | None:
+    def open(self, tokens: list[int], prompt: int, *, limit: int | None = None, listed: bool = True, adapter: str = "") -> Holding | None:
         """Start holding for a request: takes what the index knows of `tokens`, all but the last one, which must be computed.
 
-        `prompt` is the prompt's length. limit: take so many tokens at most. listed: leave there what is computed.
+        `prompt` is the prompt's length. limit: take so many tokens at most. listed: leave there what is computed. adapter: whose keys and
+        values they are; others' are never taken.
         None when no tail slot could be had for the copy (nothing is held then).
         """
-        holding = Holding(self.index.root, marks={prompt}, listed=listed and self._prefix)
+        root = self.index.root_of(adapter)
+        holding = Holding(root, marks={prompt}, listed=listed and self._prefix)
         limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
         if limit and self._prefix:
-            holding.node, holding.pages, base = self.index.walk(tokens, limit)
+            holding.node, holding.pages, base = self.index.walk(tokens, limit, root)
             # Never a whole segment: what fills it must be computed, so that it is sealed. (A tail may outlive the page of its segment.)
             rest = tuple(tokens[base : min(base + SEGMENT - 1, limit)])
             source, shared = self.index.tail(holding.node, rest)
@@ -139,6 +141,10 @@ class KVCache:
         for page in holding.pages:
             self.pages.drop(page)
         self._holdings.remove(holding)
+
+    def forget(self, adapter: str) -> None:
+        """An adapter is gone: free what the index has of it. No request of it may be running."""
+        self.index.forget(adapter)
 
     def fits(self, holding: Holding, tokens: int) -> bool:
         """Whether free pages, and those that eviction could free, suffice for the holding to grow to `tokens`."""

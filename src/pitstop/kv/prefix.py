@@ -83,15 +83,31 @@ class PrefixIndex:
 
     def __init__(self, pages: Slots, tails: Slots, max_tails: int) -> None:
         self.root = Node(None, (), ())
+        self._roots = {"": self.root}  # keys and values that an adapter has changed are others: each has a tree of its own
         self._pages = pages
         self._tail_slots = tails
         self._max_tails = max_tails
         self._nodes: OrderedDict[Node, None] = OrderedDict()  # oldest use first
         self._tails: OrderedDict[int, Tail] = OrderedDict()  # by slot
 
-    def walk(self, tokens: list[int], limit: int) -> tuple[Node, list[int], int]:
+    def root_of(self, adapter: str) -> Node:
+        """Where the tree of an adapter, or of the model itself (""), begins."""
+        return self._roots.setdefault(adapter, Node(None, (), ())) if adapter else self.root
+
+    def forget(self, adapter: str) -> None:
+        """Let go of all that is listed of an adapter. Nobody may be holding a node of its tree."""
+        nodes = [root] if (root := self._roots.pop(adapter, None)) is not None else []
+        for node in nodes:  # parents first; it grows
+            nodes += node.children.values()
+        for node in reversed(nodes):
+            for tail in node.tails.values():
+                self._forget_tail(tail)
+            if node is not root:
+                self._forget_node(node)
+
+    def walk(self, tokens: list[int], limit: int, root: Node | None = None) -> tuple[Node, list[int], int]:
         """Down the whole segments of tokens[:limit]: the last node, the pages on the way, and how many tokens they hold."""
-        node, pages, length = self.root, [], 0
+        node, pages, length = root or self.root, [], 0
         while length + SEGMENT <= limit:
             child = node.children.get(tuple(tokens[length : length + SEGMENT]))
             if child is None:
@@ -164,11 +180,19 @@ class PrefixIndex:
 
     def listed(self) -> tuple[list[int], list[int]]:
         """(pages, tail slots) that the index holds references on."""
+        assert self.reachable() == len(self._nodes), "segments are listed that no root leads to"
         return [page for node in self._nodes for page in node.pages], list(self._tails)
+
+    def reachable(self) -> int:
+        """How many segments hang on a root: all that are listed, if nothing is wrong."""
+        nodes = list(self._roots.values())
+        for node in nodes:  # it grows
+            nodes += node.children.values()
+        return len(nodes) - len(self._roots)
 
     def _touch(self, node: Node) -> None:
         """Mark the path to `node` as used now, leaves before parents, so that leaves go first."""
-        while node is not self.root:
+        while node.parent is not None:
             self._nodes.move_to_end(node)
             node = node.parent
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from pitstop.models.config import ModelConfig, Moe
+from pitstop.models.lora import weights as lora
 from pitstop.models.rope import Rope
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import rope
@@ -32,14 +33,19 @@ class Attention:
     k_norm: torch.Tensor | None
     spec: AttentionSpec
 
-    def __call__(self, layer: int, hidden: torch.Tensor, view: KVView, config: ModelConfig) -> torch.Tensor:
+    def __call__(self, layer: int, hidden: torch.Tensor, view: KVView, config: ModelConfig, runs: Sequence[lora.Run] = ()) -> torch.Tensor:
         """hidden [rows, width] fp32 → [rows, width] fp32."""
         c = config
-        heads = linear(hidden, self.qkv).unflatten(1, (c.heads + 2 * c.kv_heads, c.head_dim))
+        qkv = linear(hidden, self.qkv)
+        lora.add(qkv, hidden, runs, layer, "qkv")
+        heads = qkv.unflatten(1, (c.heads + 2 * c.kv_heads, c.head_dim))
         q, k, v = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
         if self.q_norm is not None:
             q, k = rms_norm(q, self.q_norm, c.norm_eps), rms_norm(k, self.k_norm, c.norm_eps)
-        return linear(view.attend(layer, q, k, v, self.spec).flatten(1), self.output)
+        seen = view.attend(layer, q, k, v, self.spec).flatten(1)
+        output = linear(seen, self.output)
+        lora.add(output, seen, runs, layer, "output")
+        return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,14 @@ class GatedFeedForward:
     down: PackedLinear  # [width, ffn]
     activation: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, layer: int = 0, runs: Sequence[lora.Run] = ()) -> torch.Tensor:
         """hidden [rows, width] fp32 → [rows, width] fp32."""
-        return linear(self.activation(linear(hidden, self.gate_up)), self.down)
+        gate_up = linear(hidden, self.gate_up)
+        lora.add(gate_up, hidden, runs, layer, "gate_up")
+        inner = self.activation(gate_up)
+        down = linear(inner, self.down)
+        lora.add(down, inner, runs, layer, "down")
+        return down
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +76,8 @@ class MixtureFeedForward:
     shared_gate: PackedLinear | None  # [1, width]
     moe: Moe
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [rows, width] fp32 → [rows, width] fp32."""
+    def __call__(self, hidden: torch.Tensor, layer: int = 0, runs: Sequence[lora.Run] = ()) -> torch.Tensor:
+        """hidden [rows, width] fp32 → [rows, width] fp32. No adapter changes it."""
         logits = linear(hidden, self.router)
         if self.moe.router_softcap:
             logits = softcap(logits, self.moe.router_softcap)
@@ -109,22 +120,25 @@ class Decoder:
         x = rows(self._embedding, tokens)
         return x if self.config.embedding_scale == 1 else x * self.config.embedding_scale
 
-    def forward(self, x: torch.Tensor, view: KVView, wanted: torch.Tensor | None = None) -> torch.Tensor:
-        """Embedded rows x [rows, width] fp32 → logits [n, vocab] fp32 of the rows `wanted` [n] int64, or of all: then it calls ops only."""
-        hidden = self.hidden(x, view)
+    def forward(self, x: torch.Tensor, view: KVView, wanted: torch.Tensor | None = None, runs: Sequence[lora.Run] = ()) -> torch.Tensor:
+        """Embedded rows x [rows, width] fp32 → logits [n, vocab] fp32 of the rows `wanted` [n] int64, or of all: then it calls ops only.
+
+        runs: which rows an adapter changes; the others are the model's own.
+        """
+        hidden = self.hidden(x, view, runs)
         return self.head(hidden if wanted is None else hidden[wanted])
 
-    def hidden(self, x: torch.Tensor, view: KVView) -> torch.Tensor:
+    def hidden(self, x: torch.Tensor, view: KVView, runs: Sequence[lora.Run] = ()) -> torch.Tensor:
         """Embedded rows x [rows, width] fp32 → what the head multiplies, [rows, width] fp32."""
         c = self.config
         next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._final_norm]
         hidden = rms_norm(x, self._blocks[0].attention_norm, c.norm_eps)
         for layer, (block, next_norm) in enumerate(zip(self._blocks, next_norms, strict=True)):
-            y = block.attention(layer, hidden, view, c)
+            y = block.attention(layer, hidden, view, c, runs)
             if block.after_attention is not None:
                 y = rms_norm(y, block.after_attention, c.norm_eps)
             x, hidden = add_rms_norm(x, y, block.ffn_norm, c.norm_eps)
-            y = block.feed_forward(hidden)
+            y = block.feed_forward(hidden, layer, runs)
             if block.after_feed_forward is not None:
                 y = rms_norm(y, block.after_feed_forward, c.norm_eps)
             x, hidden = add_rms_norm(x, y, next_norm, c.norm_eps)

@@ -71,16 +71,16 @@ class Keys:
         """Keys of an object that lies under `name`."""
         return Keys(self.path, value, lambda key: self._spell(f"{name}.{key}"))
 
-    def refuse_unread(self, harmless: Collection[str] = (), neutral: Mapping[str, Any] | None = None) -> None:
+    def refuse_unread(self, harmless: Collection[str] = (), neutral: Mapping[str, Any] | None = None, whole: str = "a model") -> None:
         """Raise WeightsError for a key that nobody read: it may change the maths.
 
-        harmless: keys that never do. neutral: keys that do not at this value. A null states nothing.
+        harmless: keys that never do. neutral: keys that do not at this value. A null states nothing. whole: what to choose another of.
         """
         for name, value in self._values.items():
             if value is None or name in self._read or name in harmless:
                 continue
             if not neutral or name not in neutral or value != neutral[name]:
-                raise self.refuse(name, "is not honoured yet; choose a model without it")
+                raise self.refuse(name, f"is not honoured yet; choose {whole} without it")
 
     def _default(self, name: str, default: Any) -> Any:
         if default is None:

@@ -1,5 +1,6 @@
 """Workers seen from the front: spawn, supervise, route, journal. Rung 5; imports no torch."""
 
+from pitstop.pool.adapters import read_adapter
 from pitstop.pool.gauges import Gauges, Observer
 from pitstop.pool.member import Member
 from pitstop.pool.pool import Pool
@@ -23,6 +24,7 @@ __all__ = [
     "Upgrade",
     "Upgrades",
     "Wish",
+    "read_adapter",
     "read_model",
     "spawn",
 ]

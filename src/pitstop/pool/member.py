@@ -7,16 +7,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Literal
 
-from pitstop.config import EngineConfig, PoolConfig
-from pitstop.engine.protocol import PROTOCOL, Failed, Ready, Stats, Step, disagreement
+from pitstop.config import Adapter, EngineConfig, PoolConfig
+from pitstop.engine.protocol import PROTOCOL, AdapterChange, Failed, Ready, Stats, Step, disagreement
 from pitstop.engine.recorder import RecordedPlan
 from pitstop.errors import ConfigError, DeadlineExceeded, PitstopError, Unavailable, WorkerDied
 from pitstop.pool import gauges
+from pitstop.pool.adapters import Held
 from pitstop.pool.backoff import Backoff
 from pitstop.pool.decoding import Decoding
 from pitstop.pool.journal import Entry
+from pitstop.pool.owner import Owner
 from pitstop.pool.probe import Answer, Probes, probe_request
 from pitstop.pool.stream import Delta
 from pitstop.pool.texts import Texts
@@ -27,25 +30,6 @@ from pitstop.types import Request
 log = logging.getLogger(__name__)
 
 Life = Literal["starting", "ready", "retiring", "dead"]
-
-
-class Owner(Protocol):
-    """What a member tells its pool, on the event loop."""
-
-    def on_ready(self, member: Member) -> None:
-        """A worker has become ready: the first one or a replacement."""
-
-    def on_step(self, member: Member, step: Step, deltas: list[Delta]) -> None: ...
-
-    def on_death(self, member: Member, entries: list[Entry]) -> None:
-        """The worker has ended and left these, in the order in which they were submitted. `member.crashed` says whose fault it was."""
-
-    def on_gone(self, member: Member) -> None:
-        """The member is dead."""
-
-    def needs(self, member: Member) -> bool:
-        """Whether a dead worker is to be replaced."""
-        ...
 
 
 class Member:
@@ -74,6 +58,7 @@ class Member:
         self.routed = False
         self.position = number
         self.entries: dict[str, Entry] = {}
+        self.adapters = Held()
         self.gone = asyncio.Event()
         """Set once the member is dead and its process has ended."""
         self._pool_config = config
@@ -123,9 +108,10 @@ class Member:
         return self.facts.numerics if self.facts is not None else ""
 
     def suits(self, entry: Entry) -> bool:
-        """Whether the choice is for this model, and fits its context."""
-        length = len(entry.request.prompt) + entry.request.params.max_tokens
-        return self.facts is not None and entry.texts is self.texts and length <= self.facts.context
+        """Whether the choice is for this model, with an adapter that it has, and fits its context."""
+        request, adapters = entry.request, self.adapters.ready
+        fits = self.facts is not None and len(request.prompt) + request.params.max_tokens <= self.facts.context
+        return fits and entry.texts is self.texts and (not request.adapter or request.adapter in adapters)
 
     @property
     def load(self) -> int:
@@ -229,6 +215,18 @@ class Member:
             if self._probes.close(request.id):
                 worker.cancel(request.id)
             self._leave_when_done()
+
+    def load_adapter(self, adapter: Adapter) -> asyncio.Future[None]:
+        """Let the worker load an adapter. Done when it has it; see Held.expect. The member must be up."""
+        expected = self.adapters.expect(adapter.id)
+        self._worker.change(AdapterChange(adapter, True))
+        return expected
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """No request of it is left."""
+        self.adapters.drop(adapter.id)
+        if self._worker is not None:
+            self._worker.change(AdapterChange(adapter, False))
 
     def retire(self) -> None:
         """Take no new requests, and end when the last one has ended; `gone` is set then."""
@@ -334,7 +332,8 @@ class Member:
             process, self._first = self._first or spawn(self.command), None
         except OSError as error:
             raise ConfigError(f"the worker cannot be started: {error}") from error
-        self._worker = Worker(self._incarnation, self.config, process, on_message, lambda worker: post(self._on_exit, worker))
+        config = replace(self.config, adapters=self._owner.adapters.all())
+        self._worker = Worker(self._incarnation, config, process, on_message, lambda worker: post(self._on_exit, worker))
         log.info("worker %d has process id %d", self.number, self._worker.pid)
         try:
             self.facts = await asyncio.wait_for(self._worker_ready, self._pool_config.start_timeout)
@@ -345,6 +344,7 @@ class Member:
         longest = self.config.prefill_chunk if self.facts.generates else max(self.config.prefill_chunk, self.facts.context)
         self._watch = Watch(self.facts, longest, self._pool_config.hang_floor)
         self._vitals = Vitals(self._worker.pid)
+        self.adapters.take(self.facts.adapters)
         self._ready_since = time.monotonic()
         if not self._started.done():
             self._started.set_result(self.facts)
@@ -376,6 +376,9 @@ class Member:
         self._stats = step.stats
         self._probes.take(step.outputs)
         self._owner.on_step(self, step, deltas)
+        if step.adapters:
+            self.adapters.take(step.adapters)
+            self._owner.on_ready(self)
 
     def _on_exit(self, worker: Worker) -> None:
         """The process has been reaped, and all that it sent has been posted before."""
@@ -390,6 +393,7 @@ class Member:
         self._ready_since = None
         self._worker_gone.set()
         self._probes.fail(WorkerDied(f"worker {self.number} {worker.exit_status}"))
+        self.adapters.lose()
         entries, self.entries = list(self.entries.values()), {}
         for entry in entries:
             entry.member = None

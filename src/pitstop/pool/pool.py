@@ -13,8 +13,9 @@ import msgspec
 
 from pitstop.config import EngineConfig, PoolConfig
 from pitstop.engine.protocol import Ready, Stats, Step
-from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable, WorkerDied
+from pitstop.errors import ConfigError, DeadlineExceeded, PitstopError, Unavailable, WorkerDied
 from pitstop.pool import gauges
+from pitstop.pool.adapters import Adapters
 from pitstop.pool.dispatch import Dispatch
 from pitstop.pool.door import Place
 from pitstop.pool.facts import memory_note, together
@@ -22,6 +23,7 @@ from pitstop.pool.failures import CUT_OFF, TIME_UP, WHY, failure
 from pitstop.pool.gauges import Gauges, Observer, State
 from pitstop.pool.journal import Entry, Journal
 from pitstop.pool.member import Member
+from pitstop.pool.prefixes import Beginning
 from pitstop.pool.records import Records
 from pitstop.pool.stream import Delta, Stream
 from pitstop.pool.texts import Served, Texts
@@ -54,6 +56,7 @@ class Pool:
         self.journal = Journal()
         self.members: list[Member] = []
         """Those that are not dead, oldest first."""
+        self.adapters = Adapters(engine.adapters, self.members, self.journal.entries)
         self._engine = engine
         self._observer = observer
         self._command = command
@@ -90,6 +93,12 @@ class Pool:
         return self._dispatch.texts
 
     @property
+    def model(self) -> str:
+        """Path of the model that new requests are for."""
+        members = self._dispatch.open_members()
+        return members[0].config.model if members else self._engine.model
+
+    @property
     def served(self) -> Served:
         """What a new request is prepared for. Raises Unavailable before the first worker was ready."""
         if (facts := self.facts) is None:
@@ -110,6 +119,8 @@ class Pool:
             members = [self.add_member(engine, self._first if number == 0 else None) for number in range(self.config.workers)]
             await asyncio.gather(*(member.ready() for member in members))
             for member in members:
+                if error := "; ".join(state.error for state in member.facts.adapters if state.error):
+                    raise ConfigError(error)
                 self.promote(member)
             self._watchdog = asyncio.create_task(self._watch(), name="pool-watchdog")
         except BaseException:
@@ -167,8 +178,8 @@ class Pool:
             member = max(members, key=lambda candidate: candidate.last_step_age(now) or 0.0)
         return await member.probe(prompt, max_tokens, timeout)
 
-    def hot_prompts(self, count: int, member: Member | None = None) -> list[list[int]]:
-        """Tokens of the prompt beginnings used last (by `member`), to be replayed into a new member before it is promoted."""
+    def hot_prompts(self, count: int, member: Member | None = None) -> list[Beginning]:
+        """The prompt beginnings used last (by `member`), to be replayed into a new member before it is promoted."""
         return self._dispatch.router.prefixes.hot(count, member.position if member is not None else None)
 
     def troubles(self) -> list[str]:
@@ -220,6 +231,7 @@ class Pool:
     def _submit(self, requests: list[Request]) -> Stream:
         if self._phase != "ready":  # without a worker it waits: it had been let in
             raise Unavailable(WHY[self._phase])
+        self.adapters.check(requests[0].adapter)
         stream, texts = Stream([request.id for request in requests], self._cancel), self.texts
         for request in requests:
             entry = Entry(request, stream, texts)
@@ -280,13 +292,16 @@ class Pool:
     # What members tell
 
     def on_ready(self, member: Member) -> None:
+        self.adapters.give_up(member)
+        for entry in self.adapters.lost(self._dispatch.waiting()):
+            self._fail(entry.stream, "error", Unavailable("The adapter of this request cannot be loaded again."))
         for entry in self._dispatch.waiting():
             self._dispatch.run(entry)
 
     def on_death(self, member: Member, entries: list[Entry]) -> None:
         """What the worker ran goes on elsewhere or waits, except what seems to be the cause or has had its attempts."""
         if self._phase != "stopped":
-            self._records.keep(member, entries)
+            self._records.keep(member, entries, self.adapters.all())
         self._dispatch.bury(member, entries)
         for entry in entries:
             if entry.request.id not in self.journal.entries:
@@ -374,6 +389,7 @@ class Pool:
         self._dispatch.forget(entry)
         if entry.member is not None:
             entry.member.drop(entry, cancel)
+        self.adapters.ended(entry.request.adapter)
         if self._observer is not None:
             self._observer.finished(reason, now - entry.request.arrival)
         if not self.journal.entries:

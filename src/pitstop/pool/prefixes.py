@@ -6,10 +6,18 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pitstop.types import SEGMENT
 
 Key = bytes
+
+
+class Beginning(NamedTuple):
+    """Of prompts, with the id of the adapter that they are for."""
+
+    adapter: str
+    tokens: list[int]
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +28,7 @@ class _Block:
 
 
 class Prefixes:
-    """A tree of blocks, each named by the hash of all tokens up to its end.
+    """A tree of blocks, each named by the hash of all tokens up to its end, and of the adapter whose they are.
 
     Places are the pool's positions, not members: whoever takes over a position takes over what is known of it.
     """
@@ -33,10 +41,10 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def shared(self, prompt: list[int]) -> dict[int, int]:
+    def shared(self, prompt: list[int], adapter: str = "") -> dict[int, int]:
         """Place → how many tokens of the prompt's beginning it has computed, for those that have any."""
         lengths: dict[int, int] = {}
-        for number, (key, _) in enumerate(_walk(prompt), 1):
+        for number, (key, _) in enumerate(_walk(prompt, adapter), 1):
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -45,10 +53,10 @@ class Prefixes:
                     lengths[place] = number * SEGMENT
         return lengths
 
-    def served(self, place: int, prompt: list[int]) -> None:
+    def served(self, place: int, prompt: list[int], adapter: str = "") -> None:
         """`place` computes the prompt now."""
-        parent, path = b"", []
-        for key, tokens in _walk(prompt):
+        parent, path = adapter.encode(), []
+        for key, tokens in _walk(prompt, adapter):
             block = self._blocks.setdefault(key, _Block(parent, tokens))
             block.places.add(place)
             path.append(key)
@@ -65,24 +73,25 @@ class Prefixes:
             if not block.places:
                 del self._blocks[key]
 
-    def hot(self, count: int, place: int | None = None) -> list[list[int]]:
-        """The tokens of the `count` beginnings used last (by `place`), whole blocks, none the beginning of another."""
+    def hot(self, count: int, place: int | None = None) -> list[Beginning]:
+        """The `count` beginnings used last (by `place`), whole blocks, none the beginning of another."""
         blocks = {key: block for key, block in self._blocks.items() if place is None or place in block.places}
         parents = {block.parent for block in blocks.values()}
         leaves = [key for key in reversed(blocks) if key not in parents]
-        return [self._tokens(key) for key in leaves[:count]]
+        return [self._beginning(key) for key in leaves[:count]]
 
-    def _tokens(self, key: Key) -> list[int]:
+    def _beginning(self, key: Key) -> Beginning:
         parts: list[array[int]] = []
         while block := self._blocks.get(key):
             parts.append(block.tokens)
             key = block.parent
-        return [token for part in reversed(parts) for token in part]
+        # Where a block in between has been forgotten, the key is a hash: no adapter's, so that nobody takes the rest for a beginning.
+        return Beginning(key.decode(errors="replace"), [token for part in reversed(parts) for token in part])
 
 
-def _walk(prompt: list[int]):
-    """(key, tokens) of each whole block."""
-    key = b""
+def _walk(prompt: list[int], adapter: str):
+    """(key, tokens) of each whole block. The key of what comes before the first is the adapter's id."""
+    key = adapter.encode()
     for start in range(0, len(prompt) - SEGMENT + 1, SEGMENT):
         tokens = array("I", prompt[start : start + SEGMENT])
         key = hashlib.blake2b(key + tokens.tobytes(), digest_size=16).digest()

@@ -43,9 +43,9 @@ def embed_request(prompt: list[int], timeout: float) -> Request:
     return msgspec.structs.replace(probe_request(prompt, 0, timeout), embed="mean")
 
 
-def replay_request(prompt: list[int], timeout: float) -> Request:
+def replay_request(prompt: list[int], timeout: float, adapter: str = "") -> Request:
     """The prompt alone, after every user's request, so that the worker's prefix cache has it."""
-    return msgspec.structs.replace(probe_request(prompt, 0, timeout), priority=-_PRIORITY, probe=False)
+    return msgspec.structs.replace(probe_request(prompt, 0, timeout), priority=-_PRIORITY, probe=False, adapter=adapter)
 
 
 @dataclass(eq=False, slots=True)

@@ -25,7 +25,7 @@ class Router:
             return members[0]
         loads = {member.position: member.load for member in members}
         least = min(loads.values())
-        shared = self.prefixes.shared(entry.request.prompt)
+        shared = self.prefixes.shared(entry.request.prompt, entry.request.adapter)
 
         def rank(member: Member) -> tuple[int, int, int]:
             position = member.position
@@ -43,7 +43,7 @@ class Router:
 
     def chosen(self, member: Member, entry: Entry) -> None:
         """The member runs it."""
-        self.prefixes.served(member.position, entry.request.prompt)
+        self.prefixes.served(member.position, entry.request.prompt, entry.request.adapter)
         if member.position in self._used:
             self._used.remove(member.position)
         self._used.append(member.position)

@@ -152,6 +152,8 @@ class Upgrade:
 
     async def _check(self) -> _Plan:
         """Everything that can be known before anything is started."""
+        if self._pool.adapters.coming:
+            raise UpgradeFailed("an adapter is being loaded; try again when it is there")
         for old in self._olds:
             if not old.up:
                 raise UpgradeFailed(f"worker {old.number} is being restarted; try again when it is ready")
@@ -159,6 +161,8 @@ class Upgrade:
             raise UpgradeFailed("no worker is there to be replaced")
         old, wish = self._olds[0], self._wish
         opened = await asyncio.to_thread(self._read, wish.model or old.config.model)
+        more = sum(adapter.size for adapter in self._pool.adapters.all())
+        opened = opened._replace(stored=opened.stored + more, wide=opened.wide + more)
         config = wish.config(old.config, opened.path, old.facts.kv_memory)
         self._need = need(config, opened, old.facts, old.stats.kv_touched)
         if self._need.over > 0:
@@ -189,6 +193,8 @@ class Upgrade:
                 f"the new worker's context of {facts.context} tokens is shorter than the {plan.context} of now: its KV cache has "
                 f"{plan.config.kv.memory / 2**20:.0f} MiB; free some memory, or ask for a smaller --context"
             )
+        if error := self._pool.adapters.failed(new):
+            raise UpgradeFailed(f"the new worker cannot serve an adapter: {error}; unload it first, or keep the model")
         self._enter("gating")
         gate = Gate(old, new, self._wish.max_kl)
         self._figures = gate.figures
@@ -205,17 +211,17 @@ class Upgrade:
         if new.texts is not old.texts:
             return  # they are other tokens there
         end, room = time.monotonic() + self._wish.warm_time, new.facts.capacity.tokens
-        prompts = []
-        for prompt in self._pool.hot_prompts(HOT_PROMPTS, old):
-            if len(prompt) <= min(room, new.facts.context):
-                prompts.append(prompt)
+        beginnings = []
+        for adapter, prompt in self._pool.hot_prompts(HOT_PROMPTS, old):
+            if len(prompt) <= min(room, new.facts.context) and adapter in {"", *new.adapters.ready}:
+                beginnings.append((adapter, prompt))
                 room -= len(prompt)
-        for prompt in reversed(prompts):
+        for adapter, prompt in reversed(beginnings):
             start = time.monotonic()
             if (left := end - start) <= 0:
                 return
             try:
-                await new.aside(replay_request(prompt, left), left)
+                await new.aside(replay_request(prompt, left, adapter), left)
             except DeadlineExceeded:
                 return
             self._warmed["prompts"] += 1

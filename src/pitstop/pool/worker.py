@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pitstop.config import EngineConfig
 from pitstop.engine import recorder
-from pitstop.engine.protocol import PROTOCOL, Commands, Failed, Ready, Start, Step, ToFront, receive, send
+from pitstop.engine.protocol import PROTOCOL, AdapterChange, Commands, Failed, Ready, Start, Step, ToFront, receive, send
 from pitstop.engine.recorder import RecordedPlan
 from pitstop.types import Request
 
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-m", "pitstop.engine.worker")
 """The worker program; it gets the number of its socket's file descriptor as last argument."""
+
+_Command = Request | str | AdapterChange  # to be submitted, an id to be cancelled, or else
 
 _EXIT_GRACE = 5.0  # seconds between end of file and SIGKILL
 
@@ -71,7 +73,7 @@ class Worker:
         self.incarnation = incarnation
         self._on_message = on_message
         self._on_exit = on_exit
-        self._commands: SimpleQueue[Request | str | None] = SimpleQueue()
+        self._commands: SimpleQueue[_Command | None] = SimpleQueue()
         self._socket, self._process, self._plans = process
         self.last_plans: list[RecordedPlan] = []
         """What it ran last, known once it has ended."""
@@ -108,6 +110,9 @@ class Worker:
     def cancel(self, request_id: str) -> None:
         self._commands.put(request_id)
 
+    def change(self, change: AdapterChange) -> None:
+        self._commands.put(change)
+
     def stop(self) -> None:
         """Close the line: the worker exits on end of file, and is killed if it does not within a few seconds. Returns at once."""
         self._commands.put(None)
@@ -138,17 +143,16 @@ class Worker:
         try:
             send(self._socket, start)
             while (first := self._commands.get()) is not None:
-                submit, cancel = [], []
-                for command in self._batch(first):
-                    (cancel if isinstance(command, str) else submit).append(command)
-                send(self._socket, Commands(self.incarnation, submit, cancel))
+                batch = self._batch(first)
+                parts = ([command for command in batch if isinstance(command, kind)] for kind in (Request, str, AdapterChange))
+                send(self._socket, Commands(self.incarnation, *parts))
         except OSError:  # the reader sees the end of file and reports it
             pass
         except Exception:
             log.exception("a command for worker %d cannot be sent; it is killed", self.incarnation)
             self.kill()
 
-    def _batch(self, first: Request | str) -> list[Request | str]:
+    def _batch(self, first: _Command) -> list[_Command]:
         batch = [first]
         while True:
             try:

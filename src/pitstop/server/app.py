@@ -15,12 +15,12 @@ from starlette.responses import Response
 
 from pitstop import __version__
 from pitstop.errors import PitstopError
-from pitstop.server import chat, completions, drain, embeddings, health, messages, models, responses, tokens, upgrade
+from pitstop.server import chat, completions, drain, embeddings, health, lora, messages, models, responses, tokens, upgrade
 from pitstop.server.errors import Refused, answer_error
 from pitstop.server.gate import Gate, authorize, authorize_admin, take_slot
 from pitstop.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from pitstop.server.schema import answers as shapes
-from pitstop.server.schema.admin import ScoreRequest, UpgradeRequest
+from pitstop.server.schema.admin import LoraRequest, ScoreRequest, UpgradeRequest
 from pitstop.server.schema.messages import CountRequest, MessagesRequest
 from pitstop.server.schema.responses import ResponsesRequest
 from pitstop.server.score import ScoreAnswer, Scoring
@@ -37,7 +37,7 @@ _BODIES = (
     shapes.ErrorAnswer,
     shapes.AnthropicErrorAnswer,
 )
-_ADMIN_BODIES = (ScoreRequest, UpgradeRequest)
+_ADMIN_BODIES = (ScoreRequest, UpgradeRequest, LoraRequest)
 _REFS = "#/components/schemas/{model}"
 
 _ANTHROPIC = (MessagesRequest, CountRequest)
@@ -107,6 +107,9 @@ def create_app(service: Service) -> FastAPI:
         route("/admin/upgrade", upgrade.begin, shapes.Upgrade, errors, UpgradeRequest, status_code=202, **guarded, methods=["POST"])
         route("/admin/upgrade", upgrade.show, shapes.Upgrade, "401", **guarded, **get)
         route("/admin/upgrade", upgrade.cancel, shapes.Upgrade, "401 409", **guarded, methods=["DELETE"])
+        route("/admin/lora", lora.load, shapes.Lora, errors + " 500 504", LoraRequest, status_code=201, **guarded, methods=["POST"])
+        route("/admin/lora", lora.show, shapes.LoraList, "401 503", **guarded, **get)
+        route("/admin/lora/{name:path}", lora.unload, shapes.Lora, "401 404 503", **guarded, methods=["DELETE"])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

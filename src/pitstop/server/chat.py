@@ -25,7 +25,7 @@ async def create_chat_completion(http: HTTPRequest) -> Response:
 def prepare_chat(service: Service, pool: Pool, served: Served, body: bytes, arrival: float) -> Prepared:
     """Check everything, render the template. Raises InvalidRequest or ModelNotFound."""
     chat = parse(body, ChatRequest)
-    head = new_head("chatcmpl", "chat.completion.chunk", service.config.model_name)
+    head = new_head("chatcmpl", "chat.completion.chunk", service.name_of(service.check_model(chat.model)))
     requests, voices = converse(service, pool, served, chat, head["id"], arrival)
     return Prepared(requests, ChatShape(head, chat.include_usage, voices), bool(chat.stream), chat.include_usage)
 

@@ -40,7 +40,7 @@ async def create_completion(http: HTTPRequest) -> Response:
 def prepare_completion(service: Service, pool: Pool, served: Served, body: bytes, arrival: float) -> Prepared:
     """Check everything, tokenise. Raises InvalidRequest or ModelNotFound."""
     wish = parse(body, CompletionRequest)
-    service.check_model(wish.model)
+    adapter = service.check_model(wish.model)
     longest = service.config.request_timeout
     wish.check_generation(service.config.max_choices, longest)
     wanted, given = wish.wanted_tokens(), wish.prompts()
@@ -57,8 +57,8 @@ def prepare_completion(service: Service, pool: Pool, served: Served, body: bytes
         prompts.append(tokens)
         params.append(sampling)
         voices += [_Voice.of(tokenizer, prompt, tokens) if wish.echo else _Voice() for _ in range(wish.choices)]
-    head = new_head("cmpl", "text_completion", service.config.model_name)
-    requests = engine_requests(head["id"], prompts, params, wish, arrival, longest)
+    head = new_head("cmpl", "text_completion", service.name_of(adapter))
+    requests = engine_requests(head["id"], prompts, params, wish, arrival, longest, adapter=adapter)
     return Prepared(requests, CompletionShape(head, wish.include_usage, voices), bool(wish.stream), wish.include_usage)
 
 

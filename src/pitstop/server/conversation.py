@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
 
 def converse(service: Service, pool: Pool, served: Served, chat: ChatRequest, answer_id: str, arrival: float) -> Conversation:
     """Check everything, render the template. Raises InvalidRequest or ModelNotFound."""
-    service.check_model(chat.model)
+    adapter = service.check_model(chat.model)
     longest = service.config.request_timeout
     chat.check_generation(service.config.max_choices, longest)
     check_places(1, chat, pool)
@@ -36,7 +36,7 @@ def converse(service: Service, pool: Pool, served: Served, chat: ChatRequest, an
     max_tokens = answer_budget(len(prompt), wanted, None, served.facts.context, "messages")
     params = chat.sampling(draw_seed(), max_tokens, logprobs, grammar=_form(chat, tooling, served))
     params.check_vocabulary(served.facts.vocab_size)
-    requests = engine_requests(answer_id, [prompt], [params], chat, arrival, longest, tooling.shown)
+    requests = engine_requests(answer_id, [prompt], [params], chat, arrival, longest, tooling.shown, adapter)
     return Conversation(requests, [Voice(tooling) for _ in requests])
 
 

@@ -53,7 +53,8 @@ async def create_embedding(http: HTTPRequest) -> Response:
     with pool.enter() as place:
         about.encoding = time.monotonic()
         wish = await for_served(service, pool, lambda served: _prepare(service, served, body, arrival))
-        about.model, about.choices = service.config.model_name, len(wish.requests)
+        model = service.name_of(wish.requests[0].adapter)
+        about.model, about.choices = model, len(wish.requests)
         about.prompt_tokens = sum(len(request.prompt) for request in wish.requests)
         if service.config.log_prompts:
             about.prompts = [wish.served.texts.tokenizer.decode(request.prompt) for request in wish.requests]
@@ -61,7 +62,7 @@ async def create_embedding(http: HTTPRequest) -> Response:
         place.fit(wish.requests[:window])
         about.queued = time.monotonic()
         vectors = await unless_gone(http.receive, _vectors(pool, place, wish, window))
-    answer = await service.think(_answer, service.config.model_name, wish, vectors)
+    answer = await service.think(_answer, model, wish, vectors)
     return Response(answer, media_type="application/json")
 
 
@@ -91,7 +92,7 @@ def check_pooling(wanted: str, stated: Embedding | None, facts: Ready) -> None:
 def _prepare(service: Service, served: Served, body: bytes, arrival: float) -> Wish:
     """Check everything, tokenise. Raises InvalidRequest or ModelNotFound."""
     wish = parse(body, EmbeddingRequest)
-    service.check_model(wish.model)
+    adapter = service.check_model(wish.model)
     embedding, longest = embedding_of(service, served), service.config.request_timeout
     if wish.timeout is not None and not wish.timeout <= longest:
         raise InvalidRequest(f"timeout must lie in (0, {longest:g}], got {wish.timeout:g}", "timeout")
@@ -106,6 +107,7 @@ def _prepare(service: Service, served: Served, body: bytes, arrival: float) -> W
             arrival=arrival,
             deadline=arrival + (wish.timeout or longest),
             embed=embedding.pooling,
+            adapter=adapter,
         )
         for number, (path, text) in enumerate(wish.texts())
     ]

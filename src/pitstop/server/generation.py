@@ -76,7 +76,7 @@ async def for_served(service: Service, pool: Pool, work: Callable[[Served], R]) 
 
 def _describe(about: Record, service: Service, served: Served, prepared: Prepared) -> None:
     first = prepared.requests[0]
-    about.model, about.params, about.stream = service.config.model_name, first.params, prepared.stream
+    about.model, about.params, about.stream = service.name_of(first.adapter), first.params, prepared.stream
     about.answer, about.choices = first.group.partition("/")[0], 1 + max(request.choice for request in prepared.requests)
     prompts = [request.prompt for request in prepared.requests if request.choice == 0]
     about.prompt_tokens = sum(map(len, prompts))
@@ -135,10 +135,11 @@ def engine_requests(
     arrival: float,
     longest: float,
     shown: tuple[int, ...] = (),
+    adapter: str = "",
 ) -> list[Request]:
     """One per choice: the choices of a prompt share a group. longest: the server's limit on a request's time, in seconds.
 
-    shown: as `Request` has it.
+    shown, adapter: as `Request` has them.
     """
     return [
         Request(
@@ -151,6 +152,7 @@ def engine_requests(
             arrival=arrival,
             deadline=arrival + (body.timeout or longest),
             shown=shown,
+            adapter=adapter,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(body.choices)

@@ -54,7 +54,7 @@ def prepare_message(service: Service, pool: Pool, served: Served, body: bytes, a
         chat, turns = wish.generation()
     with in_words_of(NAMES, turns):
         requests, voices = converse(service, pool, served, chat, answer_id, arrival)
-    shape = MessageShape(answer_id, service.config.model_name, len(requests[0].prompt), voices[0])
+    shape = MessageShape(answer_id, service.name_of(requests[0].adapter), len(requests[0].prompt), voices[0])
     return Prepared(requests, shape, bool(wish.stream), True)
 
 

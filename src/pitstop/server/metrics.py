@@ -91,6 +91,9 @@ class _PoolCollector(Collector):
             if pool.facts is not None:
                 yield from _capacity(pool.facts.capacity)
             yield _serving(pool)
+            adapters = list(pool.adapters.served.values())
+            yield _gauge("lora_adapters", "LoRA adapters that requests may name.", len(adapters))
+            yield _gauge("lora_adapter_bytes", "Bytes of their matrices, which each worker holds.", sum(each.size for each in adapters))
 
 
 class _HealthCollector(Collector):

@@ -34,7 +34,7 @@ def prepare_response(service: Service, pool: Pool, served: Served, body: bytes, 
         chat, turns = wish.chat()
     with in_words_of(NAMES, turns):
         requests, voices = converse(service, pool, served, chat, answer_id, arrival)
-    shape = ResponseShape(_response(wish, answer_id, service.config.model_name), voices[0])
+    shape = ResponseShape(_response(wish, answer_id, service.name_of(requests[0].adapter)), voices[0])
     return Prepared(requests, shape, bool(wish.stream), True)
 
 

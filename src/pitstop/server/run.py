@@ -10,14 +10,15 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import uvicorn
 import uvloop
 
-from pitstop.config import EngineConfig, PoolConfig, ServerConfig
+from pitstop.config import Adapter, EngineConfig, PoolConfig, ServerConfig
 from pitstop.engine.protocol import Ready
-from pitstop.errors import ConfigError
+from pitstop.errors import ConfigError, InvalidRequest
 from pitstop.pool import Opened, Pool, Process, Upgrades, read_model
 from pitstop.pool.worker import WORKER_COMMAND
 from pitstop.server.app import create_app
@@ -118,7 +119,9 @@ class Runner:
 
     async def _load(self, read: Callable[[str], Opened], on_ready: Callable[[Ready], None] | None) -> None:
         opened = await asyncio.to_thread(read, self._engine.model)
-        self._pool = Pool(self._pool_config, self._engine, opened.texts, self._service.metrics, self._command, self._first)
+        adapters = await asyncio.to_thread(lambda: tuple(map(self._read_adapter, self._engine.adapters)))
+        engine = replace(self._engine, adapters=adapters)
+        self._pool = Pool(self._pool_config, engine, opened.texts, self._service.metrics, self._command, self._first)
         self._service.open(self._pool, Upgrades(self._pool, read))
         facts = await self._pool.start()
         check_pooling(self._config.pooling, opened.texts.embedding, facts)
@@ -126,6 +129,13 @@ class Runner:
         if on_ready is not None:
             on_ready(facts)
         self._checking = asyncio.create_task(self._service.health.run(self._pool), name="health")
+
+    def _read_adapter(self, adapter: Adapter) -> Adapter:
+        """One that is to be there from the start. Raises ConfigError."""
+        try:
+            return self._service.read_adapter(adapter.name, adapter.path, self._engine.model)
+        except InvalidRequest as error:
+            raise ConfigError(f"--lora {adapter.name}={adapter.path}: {error}") from error
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -55,12 +55,13 @@ _VERSION, _FLOAT32, _RAW_LOGITS = 1, 1, 1
 
 
 class Wish(NamedTuple):
-    """A checked request. deadline: monotonic seconds."""
+    """A checked request. deadline: monotonic seconds. adapter: its id."""
 
     served: Served
     tokens: list[int]
     start: int
     deadline: float
+    adapter: str
 
 
 class ScoreAnswer(Response):
@@ -100,7 +101,7 @@ def _prepare(service: Service, served: Served, body: bytes, arrival: float) -> W
     """Raises InvalidRequest or ModelNotFound."""
     check_generates(served)
     wish = parse(body, ScoreRequest)
-    service.check_model(wish.model)
+    adapter = service.check_model(wish.model)
     longest, facts = service.config.request_timeout, served.facts
     if wish.timeout is not None and not wish.timeout <= longest:
         raise InvalidRequest(f"timeout must lie in (0, {longest:g}], got {wish.timeout:g}", "timeout")
@@ -111,7 +112,7 @@ def _prepare(service: Service, served: Served, body: bytes, arrival: float) -> W
         raise InvalidRequest(f"start must lie in [0, {len(tokens) - 1}], the prompt's positions, got {wish.start}", "start")
     if (rows := len(tokens) - wish.start) > MAX_SCORED:
         raise InvalidRequest(f"start: {rows} positions are asked for, {MAX_SCORED} at most are answered; ask in turns", "start")
-    return Wish(served, tokens, wish.start, arrival + (wish.timeout or longest))
+    return Wish(served, tokens, wish.start, arrival + (wish.timeout or longest), adapter)
 
 
 class _Streamed(ScoreAnswer):
@@ -166,6 +167,7 @@ async def _parts(pool: Pool, wish: Wish, rows: int) -> AsyncIterator[bytes]:
                 arrival=time.monotonic(),
                 deadline=wish.deadline,
                 score_from=start,
+                adapter=wish.adapter,
             )
             if not pool.serves(wish.served) or pool.facts.numerics != wish.served.facts.numerics:
                 raise Unavailable("The server is being upgraded, and all logits must come from one model; ask again.")

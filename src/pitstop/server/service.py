@@ -11,9 +11,9 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
-from pitstop.config import ServerConfig
+from pitstop.config import Adapter, ServerConfig
 from pitstop.errors import ModelNotFound, Unavailable
-from pitstop.pool import Pool, Upgrades
+from pitstop.pool import Pool, Upgrades, read_adapter
 from pitstop.server.canary import Health
 from pitstop.server.keys import Keys
 from pitstop.server.metrics import Metrics
@@ -38,6 +38,8 @@ class Service:
         """Set once: no new requests from then on. A signal or POST /admin/drain sets it."""
         self.tracing: Tracing | None = None
         self.upgrades: Upgrades | None = None
+        self.read_adapter: Callable[[str, str, str], Adapter] = read_adapter
+        """(name, path, path of the model); raises InvalidRequest naming the field. Runs on a thread."""
         self.started = False  # weights were loaded, kernels warm, the guard done: once and for ever
         self._pool: Pool | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "door")
@@ -68,10 +70,26 @@ class Service:
         self._pool.check_available()
         return self._pool
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ModelNotFound unless `name` is the served model or None."""
-        if name is not None and name != self.config.model_name:
-            raise ModelNotFound(f"The model {name[:200]!r} is not served here; {self.config.model_name!r} is.")
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """LoRA adapters by name: models that requests may name beside the served one."""
+        return self._pool.adapters.served if self._pool is not None else {}
+
+    def since(self, name: str) -> int:
+        """When the model of this name came, in seconds since 1970."""
+        return self._pool.adapters.since[name] if name != self.config.model_name else self.created
+
+    def check_model(self, name: str | None) -> str:
+        """The id of the adapter of this name, "" for the served model and for None. Raises ModelNotFound."""
+        if name is None or name == self.config.model_name:
+            return ""
+        if (adapter := self.adapters.get(name)) is None:
+            raise ModelNotFound(f"The model {name[:200]!r} is not served here; GET /v1/models lists those that are.")
+        return adapter.id
+
+    def name_of(self, adapter: str) -> str:
+        """What a request that goes to the adapter of this id, "" for none, names as its model."""
+        return adapter.rpartition("@")[0] or self.config.model_name
 
     async def think(self, work: Callable[P, R], *args: P.args) -> R:
         """Run `work` on one of a few threads, so that the event loop goes on."""

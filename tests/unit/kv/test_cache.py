@@ -16,7 +16,10 @@ Stream = tuple[Holding, list[int]]
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Streams over two kinds of segments, so that equal ones are common. `written` is what a sealed page holds: (lead or own, tokens)."""
+    """Streams over two kinds of segments, of the model and of an adapter, so that equal tokens are common.
+
+    `written` is what a sealed page holds: (lead or own, adapter, tokens).
+    """
 
     make = KVCache
 
@@ -30,16 +33,23 @@ class CacheMachine(RuleBasedStateMachine):
     def start(self, pages: int, tails: int, lead_pages: int, kept: int, prefix: bool) -> None:
         self.cache = self.make(pages, tails, lead_pages=lead_pages, prefix=prefix, cached_tails=kept)
         self.lead_pages = lead_pages
-        self.written: dict[int, tuple[bool, tuple[int, ...]]] = {}
+        self.written: dict[int, tuple[bool, str, tuple[int, ...]]] = {}
         self.open: list[Stream] = []
+        self.adapters: dict[Holding, str] = {}
 
     @precondition(lambda self: len(self.open) < 3)
-    @rule(kinds=st.lists(st.integers(0, 1), min_size=2, max_size=4), cut=st.integers(1, 128), give_up=st.integers(0, 4))
-    def open_one(self, kinds: list[int], cut: int, give_up: int) -> None:
+    @rule(
+        kinds=st.lists(st.integers(0, 1), min_size=2, max_size=4),
+        cut=st.integers(1, 128),
+        give_up=st.integers(0, 4),
+        adapter=st.sampled_from(["", "", "a"]),
+    )
+    def open_one(self, kinds: list[int], cut: int, give_up: int, adapter: str = "") -> None:
         tokens = [token for kind in kinds for token in range(kind * 100 + 20, kind * 100 + 148)][: (len(kinds) - 1) * 128 + cut]
-        holding = self.cache.open(tokens, len(tokens))
+        holding = self.cache.open(tokens, len(tokens), adapter=adapter)
         if holding is None:
             return
+        self.adapters[holding] = adapter
         if give_up == 4:
             self.cache.abandon(holding)
             return
@@ -62,7 +72,7 @@ class CacheMachine(RuleBasedStateMachine):
             base = piece.start - piece.start % 128
             assert len(piece.pages) == (0 if (piece.start + piece.count) % 128 else 1 if base else 1 + self.lead_pages)
             for page in piece.pages:
-                self.written[page] = (page != piece.seal, tuple(tokens[base : base + 128]))
+                self.written[page] = (page != piece.seal, self.adapters[holding], tuple(tokens[base : base + 128]))
         self.cache.commit(holding, tokens)
 
     @precondition(lambda self: self.open)
@@ -94,6 +104,14 @@ class CacheMachine(RuleBasedStateMachine):
         for which in range(len(self.open)):
             self.advance(which, 128, 0)
 
+    @precondition(lambda self: not any(self.adapters[holding] for holding, _ in self.open))
+    @rule()
+    def forget(self) -> None:
+        """The adapter is unloaded: nothing that is left in the index is its."""
+        self.cache.forget("a")
+        self.cache.check()
+        assert not [page for page in self.cache.index.listed()[0] if self.written[page][1]]
+
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2))
     def end(self, which: int) -> None:
@@ -111,7 +129,8 @@ class CacheMachine(RuleBasedStateMachine):
         for holding, tokens in self.open:
             lead = self.lead_pages if holding.pages else 0
             expected = [(i < lead, max(i - lead, 0) * 128) for i in range(stream_pages(holding.length, self.lead_pages))]
-            assert [self.written[page] for page in holding.pages] == [(is_lead, tuple(tokens[at : at + 128])) for is_lead, at in expected]
+            due = [(is_lead, self.adapters[holding], tuple(tokens[at : at + 128])) for is_lead, at in expected]
+            assert [self.written[page] for page in holding.pages] == due
 
     def teardown(self) -> None:
         for stream in list(getattr(self, "open", [])):
@@ -175,7 +194,30 @@ class OnePageShort(KVCache):
         return super()._take_pages(1)
 
 
-@pytest.mark.parametrize("fault", [LeadLost, LeadKeptTwice, LeadNotShared, HalfEvicted, OnePageShort])
+class SharedBetweenAdapters(KVCache):
+    """One tree for all."""
+
+    def open(self, tokens, prompt, **options):
+        return super().open(tokens, prompt, **options | {"adapter": ""})
+
+
+class ForgetfulIndex(PrefixIndex):
+    def forget(self, adapter):
+        self._roots.pop(adapter, None)
+
+
+class RootAlone(KVCache):
+    """Of an adapter that is gone, its segments stay listed."""
+
+    def __init__(self, pages, tails, **options):
+        super().__init__(pages, tails, **options)
+        self.index = ForgetfulIndex(self.pages, self.tails, options["cached_tails"])
+
+
+FAULTS = [LeadLost, LeadKeptTwice, LeadNotShared, HalfEvicted, OnePageShort, SharedBetweenAdapters, RootAlone]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: type[KVCache]) -> None:
     machine = type("Planted", (CacheMachine,), {"make": fault}).TestCase
     # Many examples: what is drawn depends on the modules that happen to be loaded, whose constants Hypothesis likes to try.

@@ -99,3 +99,31 @@ def test_one_slot_is_listed_once_as_it_grows() -> None:
     index.keep_tail(index.root, (1, 2, 3, 4), mine)
     index.keep_tail(index.root, (1, 2, 3, 4, 5), mine)
     assert sorted(index.listed()[1]) == sorted([mine, other])
+
+
+def test_an_adapter_has_a_tree_of_its_own_and_takes_it_along() -> None:
+    index = index_of(6, 4)
+    mine, own = index.root_of("a@1"), index.root
+    assert index.root_of("") is own
+    assert index.root_of("a@1") is mine is not own
+    first = put(index, mine, 1)
+    put(index, first, 2)
+    kept = put(index, own, 1)
+    tail = index._tail_slots.take()
+    index.keep_tail(first, (7, 8), tail)
+    index._tail_slots.drop(tail)
+    tokens = [1] * 128 + [2] * 128
+    assert [index.walk(tokens, 256, root)[2] for root in (mine, own, index.root_of("b@2"))] == [256, 128, 0]
+    index.forget("a@1")
+    index.forget("never@seen")
+    assert index.listed() == ([*kept.pages], [])
+    assert (index._pages.free, index._tail_slots.free) == (5, 4)
+    assert index.walk(tokens, 256, index.root_of("a@1"))[2] == 0
+
+
+def test_eviction_reaches_every_tree() -> None:
+    index = index_of(3, 0)
+    for adapter in ("", "a@1", "b@2"):
+        put(index, index.root_of(adapter), 1)
+    assert [index.evict_segment() for _ in range(4)] == [True, True, True, False]
+    assert index._pages.free == 3

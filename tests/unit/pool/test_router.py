@@ -65,8 +65,20 @@ def test_hot_prompts_come_back_as_they_were():
     prefixes.served(0, first)
     prefixes.served(0, second)
     prefixes.served(0, second[:SEGMENT])
-    assert prefixes.hot(5) == [second, first[: 3 * SEGMENT]]
-    assert prefixes.hot(1) == [second]
+    prefixes.served(1, first, "a@1")
+    assert prefixes.hot(5) == [("a@1", first[: 3 * SEGMENT]), ("", second), ("", first[: 3 * SEGMENT])]
+    assert prefixes.hot(1, 0) == [("", second)]
+
+
+def test_an_adapter_has_prefixes_of_its_own():
+    prefixes, trunk = Prefixes(), words(0, 2 * SEGMENT)
+    prefixes.served(0, trunk, "a@1")
+    prefixes.served(1, trunk)
+    assert [prefixes.shared(trunk, name) for name in ("a@1", "", "a@2")] == [{0: 2 * SEGMENT}, {1: 2 * SEGMENT}, {}]
+    router, (a, b) = Router(), (members := [Stub(0), Stub(1)])
+    router.chosen(a, entry(trunk, "a@1"))
+    router.chosen(b, entry(trunk))
+    assert [router.choose(members, entry(trunk, name)) for name in ("a@1", "")] == [a, b]
 
 
 @dataclass(eq=False)
@@ -75,8 +87,8 @@ class Stub:
     load: int = 0
 
 
-def entry(prompt: list[int]) -> Entry:
-    return Entry(Request(id="a", prompt=prompt, params=SamplingParams()), Stream(["a"], lambda stream: None))
+def entry(prompt: list[int], adapter: str = "") -> Entry:
+    return Entry(Request(id="a", prompt=prompt, params=SamplingParams(), adapter=adapter), Stream(["a"], lambda stream: None))
 
 
 def test_the_least_loaded_member_is_chosen_and_equals_take_turns():
@@ -181,5 +193,5 @@ async def test_prompts_of_one_beginning_go_to_one_worker_also_after_an_upgrade()
         assert pool.members == new
         for letter in "fadbec":
             assert await where(letter + LONG) == places[letter]
-        hot = [TOKENIZER.decode(prompt) for prompt in pool.hot_prompts(10)]
+        hot = [TOKENIZER.decode(prompt) for _, prompt in pool.hot_prompts(10)]
         assert sorted(text[0] for text in hot) == list("abcdef")

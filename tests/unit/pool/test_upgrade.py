@@ -170,7 +170,7 @@ async def test_hot_prompts_are_replayed_the_latest_last_and_a_death_meanwhile_ch
         assert (upgrade.state, upgrade.report()["warmed"]) == ("done", {"prompts": 2, "tokens": 512})
         (new,) = pool.members
         assert new.stats.prompt_tokens == 512
-        assert pool.hot_prompts(1) == [TOKENIZER.encode("y" * 256)]
+        assert pool.hot_prompts(1) == [("", TOKENIZER.encode("y" * 256))]
 
 
 @run

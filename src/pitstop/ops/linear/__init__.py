@@ -8,10 +8,11 @@ from pitstop.ops.dispatch import Op
 from pitstop.ops.linear import cpu, ref
 from pitstop.ops.linear.packing import QUANTIZED, PackedLinear, Precision, pack, pack_int8, pack_stored
 
-__all__ = ["PackedLinear", "Precision", "linear", "pack", "pack_int8", "pack_stored", "rows"]
+__all__ = ["PackedLinear", "Precision", "accumulate", "linear", "pack", "pack_int8", "pack_stored", "rows"]
 
 _linear = Op("linear", cpu=cpu.linear, ref=ref.linear)
 _rows = Op("rows", cpu=cpu.rows, ref=ref.rows)
+_accumulate = Op("accumulate", cpu=cpu.accumulate, ref=ref.accumulate)
 
 
 def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
@@ -33,3 +34,10 @@ def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
     Raises IndexError for one outside the matrix.
     """
     return _rows(weight, ids) if weight.kind in QUANTIZED else ref.rows(weight, ids)
+
+
+def accumulate(y: torch.Tensor, part: torch.Tensor, row: int, column: int) -> None:
+    """y[row : row + n, column : column + m] += part [n, m], in place, fp32. y has contiguous rows; what lies outside is not touched."""
+    if part.dim() != 2 or y.dim() != 2 or min(row, column) < 0 or row + len(part) > len(y) or column + part.shape[1] > y.shape[1]:
+        raise ValueError(f"accumulate: {list(part.shape)} at ({row}, {column}) does not lie within {list(y.shape)}")
+    _accumulate(y, part, row, column)

@@ -8,6 +8,7 @@ import torch
 
 from pitstop.ops import dispatch
 from pitstop.ops.dispatch import Declined
+from pitstop.ops.linear import ref
 from pitstop.ops.linear.packing import FLOATS, PRECISIONS, QUANTIZED
 from pitstop.ops.rows import refuse, strided
 
@@ -55,3 +56,14 @@ def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor | Declined:
     kind, depth, columns = QUANTIZED[weight.kind], weight.in_features, weight.out_features
     dispatch.native.packed_rows(kind, weight.data.data_ptr(), depth, columns, ids.data_ptr(), len(ids), out.data_ptr())
     return out
+
+
+def accumulate(y: torch.Tensor, part: torch.Tensor, row: int, column: int) -> torch.Tensor | Declined:
+    if reason := refuse(y=y, part=part):
+        return reason
+    if not dispatch.recording():  # one call of torch's for all rows
+        return ref.accumulate(y, part, row, column)
+    width, address = y.stride(0), y.data_ptr() + 4 * (row * y.stride(0) + column)
+    for index in range(len(part)):
+        dispatch.native.add_bias(address + 4 * index * width, 1, part.shape[1], part.data_ptr() + 4 * index * part.stride(0))
+    return y

@@ -62,6 +62,11 @@ def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
     return dequantize(weight)[ids]
 
 
+def accumulate(y: torch.Tensor, part: torch.Tensor, row: int, column: int) -> torch.Tensor:
+    y.narrow(0, row, len(part)).narrow(1, column, part.shape[1]).add_(part)
+    return y
+
+
 def dequantize(weight: PackedLinear) -> torch.Tensor:
     """The weights, [out, in] fp32: the readable truth about every layout."""
     if weight.kind == "rows":

@@ -48,3 +48,10 @@ class UpgradeRequest(Body):
     def wish(self) -> Wish:
         """As the pool takes it."""
         return Wish(**self.model_dump(exclude_none=True))
+
+
+class LoraRequest(Body):
+    """A LoRA adapter that is to be served."""
+
+    name: str = Field(min_length=1, max_length=128, description="What requests will name as their model.")
+    path: str = Field(min_length=1, description="Folder with adapter_config.json and adapter_model.safetensors on the server's machine.")

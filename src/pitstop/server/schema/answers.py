@@ -139,6 +139,7 @@ class Model(BaseModel):
     created: int
     owned_by: str
     max_model_len: int | None
+    parent: str | None
 
 
 class ModelList(BaseModel):
@@ -297,6 +298,23 @@ class AnthropicErrorAnswer(BaseModel):
     type: Literal["error"]
     error: AnthropicError
     request_id: str
+
+
+class Lora(BaseModel):
+    """A LoRA adapter. loaded: in seconds since 1970."""
+
+    name: str
+    path: str
+    digest: str
+    rank: int
+    bytes: int
+    made_for: str | None
+    loaded: int
+
+
+class LoraList(BaseModel):
+    object: Literal["list"]
+    data: list[Lora]
 
 
 Chunk = dict[str, Any]
