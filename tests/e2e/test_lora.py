@@ -36,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("models")
 
     def made(family: str) -> Path:
-        return root / family if (root / family).exists() else write_tiny_model(root / family, family)
+        changes = {"attention_bias": False} if family == "llama" else {}  # GGUF files of Llamas have none
+        return root / family if (root / family).exists() else write_tiny_model(root / family, family, **changes)
 
     return made
 
@@ -182,7 +183,7 @@ def check_mixed(path: Path, pair: dict[str, Path], longest: int, count: int, **o
 @pytest.mark.parametrize("backend", ["cpu", "ref"])
 def test_two_adapters_and_the_base_equal_each_alone(toy: Path, pair: dict[str, Path], backend: str) -> None:
     native = backend == "cpu"
-    check_mixed(toy, pair, longest=300 if native else 150, count=20 if native else 8, backend=backend)
+    check_mixed(toy, pair, longest=300 if native else 140, count=20 if native else 6, backend=backend)
 
 
 @pytest.mark.model
@@ -252,8 +253,8 @@ def test_an_adapter_is_loaded_layer_by_layer_between_steps(toy: Path, pair: dict
 def test_a_changed_adapter_of_the_same_name_hits_no_old_prefix(toy: Path, pair: dict[str, Path]) -> None:
     llm, prompt = LLM(toy, lora={"x": pair["one"]}, backend="cpu"), tokens(count=300)
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
-    first = llm.generate([prompt, prompt], params, adapter="x")
-    assert first[1].cached_tokens > 250
+    first = llm.generate([prompt], params, adapter="x")
+    assert llm.generate([prompt], params, adapter="x")[0].cached_tokens > 250
     pages = llm.engine.stats().pages_cached
     assert pages > 0
     llm.load_adapter("x", pair["two"])
