@@ -20,9 +20,9 @@ from pitstop.types import Logprob, Sampled, Span, StepPlan, StepResult
 
 
 class Runner:
-    """One model, one KV store.
+    """One model, one KV store. `end_tokens` are what min_tokens bars; `guided` bars what a request's grammar does not allow.
 
-    `end_tokens` are what min_tokens bars; `guided` bars what a request's grammar does not allow; `adapters`, by id, are what requests may name.
+    `adapters`: those that requests may name, by id.
     """
 
     def __init__(
