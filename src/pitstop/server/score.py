@@ -61,7 +61,7 @@ class Wish(NamedTuple):
     tokens: list[int]
     start: int
     deadline: float
-    adapter: str
+    adapter: str = ""
 
 
 class ScoreAnswer(Response):
