@@ -189,7 +189,7 @@ def test_a_planted_fault_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fau
         assert bits(LLM(toy, backend="cpu").generate(prompts, params)) == expected, "without guesses nothing is written twice"
     else:
         call = DecodeGraphs.__call__
-        monkeypatch.setattr(DecodeGraphs, "__call__", lambda self, x, spans: call(self, x, 0))
+        monkeypatch.setattr(DecodeGraphs, "__call__", lambda self, x, spans, runs: call(self, x, 0, runs))
     with pytest.raises((AssertionError, ValueError, RuntimeError)):  # rows that were never written may hold NaN, which a recording refuses
         compare(toy, prompts, params, expected)
 

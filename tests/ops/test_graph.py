@@ -65,7 +65,7 @@ def test_torch_calls_in_a_recorded_step_are_refused(place: str) -> None:
         return forward(kept[-1]) if place == "inside" else forward(x) * 2
 
     with pytest.raises(RuntimeError, match=r"differs from the eager one|must end in an op"):
-        DecodeGraphs(lambda x, runs: planted(x))(inputs(2, 0))
+        DecodeGraphs(lambda x, runs: planted(x))(inputs(2, 0), 2)
 
 
 def test_an_op_without_a_native_kernel_is_refused() -> None:
@@ -79,7 +79,7 @@ def test_decode_steps_without_a_native_kernel_run_as_they_are(caplog: pytest.Log
 
     steps = DecodeGraphs(lambda x, runs: planted(x))
     for seed in (0, 1):
-        assert torch.equal(steps(inputs(2, seed)), planted(inputs(2, seed)))
+        assert torch.equal(steps(inputs(2, seed), 2), planted(inputs(2, seed)))
     assert [record.message for record in caplog.records if "not recorded" in record.message and "x must be float32" in record.message]
     assert len(caplog.records) == 1
 

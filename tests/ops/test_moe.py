@@ -174,6 +174,6 @@ def test_a_decode_step_with_experts_runs_unrecorded(caplog):
     steps = DecodeGraphs(lambda x, runs: mixture()(x, linear(x, router)))
     for seed in (0, 1):
         x, _ = moe_ref.make_inputs(seed, 4, WIDTH, EXPERTS)
-        assert torch.equal(steps(x), mixture()(x, linear(x, router)))
+        assert torch.equal(steps(x, 4), mixture()(x, linear(x, router)))
     assert len(caplog.records) == 1
     assert "cpu: which experts run depends on the rows" in caplog.records[0].message
