@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     options = parser.parse_args()
     if options.eager:
-        graphs.STEADY = sys.maxsize
+        graphs.OFTEN = sys.maxsize
     llm = LLM(options.model, prefix_cache=False, threads=options.threads)
     config = open_model(llm.engine.config.model).config
     prompts = texts.prompts(llm.tokenizer, texts.read(), CASE)

@@ -16,7 +16,7 @@ from to_gguf import write_gguf
 from toy_gguf import write_toy_gguf
 
 from pitstop import LLM
-from pitstop.engine.graphs import STEADY, DecodeGraphs
+from pitstop.engine.graphs import OFTEN, DecodeGraphs
 from pitstop.engine.runner import Runner
 from pitstop.errors import InvalidRequest, ModelNotFound
 from pitstop.kv.prefix import PrefixIndex
@@ -203,7 +203,7 @@ def test_two_adapters_and_the_base_equal_each_alone_on_the_default_model(model_p
 
 def test_steady_steps_are_recorded_and_give_the_same_bits(toy: Path, pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, names = [tokens(seed, 20) for seed in range(5)], mixed(5)
-    params = SamplingParams(max_tokens=3 * STEADY, seed=3, logprobs=2, ignore_eos=True)
+    params = SamplingParams(max_tokens=3 * OFTEN, seed=3, logprobs=2, ignore_eos=True)
     llm = LLM(toy, lora=pair, backend="cpu")
     recorded = bits(llm.generate(prompts, params, adapter=names))
     graphs = llm.engine._runner._decode
