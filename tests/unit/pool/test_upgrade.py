@@ -88,7 +88,7 @@ async def test_requests_before_during_and_after_all_complete_and_the_old_worker_
 async def test_a_long_answer_ends_where_it_began_while_new_ones_come_from_the_new_worker():
     async with running_pool() as pool:
         (old,) = pool.members
-        stream = ask(pool, "count #slow 5#", max_tokens=150)
+        stream = ask(pool, "count #slow 30#", max_tokens=150)
         upgrade = await upgraded(pool, wait=False, model="toy2")
         await until(lambda: upgrade.state == "retiring")
         assert await answer(ask(pool, "#say new#")) == ("new", "stop")
