@@ -34,12 +34,14 @@ model: .venv/installed ## Fetch the default model once, or MODEL=name
 	@$(BIN)/pitstop models pull $(if $(MODEL),"$(MODEL)")
 
 QUICK = not slow and not gpu and not network
+# Two processes, each test file in one of them. Tracebacks are plain: reading source for the others fails in Python 3.11 beside a thread that does.
+TWO = -n 2 --dist loadfile --tb=native
 # $(1) which tests, $(2) where; what ARGS selects may be none of them (status 5).
 pytest = $(BIN)/python -m pytest -m "$(QUICK) and $(1)" $(2) $(ARGS) || [ $$? = 5 ]
 
 test: .venv/installed-dev model ## Run the tests that need neither a GPU nor much time; ARGS="-k name"
-	$(call pytest,not alone,-n 2 --dist loadfile tests/unit tests/layering)
-	$(call pytest,not alone,-n 2 --dist loadfile tests/ops tests/e2e)
+	$(call pytest,not alone,$(TWO) tests/unit tests/layering)
+	$(call pytest,not alone,$(TWO) tests/ops tests/e2e)
 	$(call pytest,alone,tests)
 
 test-all: .venv/installed-dev model ## Run every test this machine can run

@@ -189,8 +189,8 @@ def test_cancelled_before_the_switch_it_leaves_everything_as_it_was(phase: str, 
         async with running_pool() as pool, loaded(pool):
             (old,) = pool.members
             upgrade = await upgraded(pool, wait=False, model=model)
-            await until(lambda: upgrade.state == phase)
-            (pid,) = [member.pid for member in pool.members if member is not old]
+            await until(lambda: upgrade.state == phase and len(pool.worker_pids()) == 2)
+            (pid,) = set(pool.worker_pids()) - {old.pid}
             await upgrade.stop()
             assert (upgrade.state, upgrade.reason, upgrade.switched) == ("cancelled", "it was cancelled", False)
             assert pool.members == [old]
