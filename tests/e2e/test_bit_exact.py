@@ -169,7 +169,8 @@ def test_default_model_matrix(model_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("codec", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_default_model_matrix_of_codecs(model_path: Path, codec: str) -> None:
     check_matrix(model_path, longest=300, count=8, backend="cpu", codec=codec, guard="off")
 

@@ -295,7 +295,7 @@ def test_an_encoder_is_served(folders) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("pooling", [pytest.param("last", marks=pytest.mark.slow), "mean"])
 def test_the_default_model_embeds_beside_its_answers(model_path: Path, pooling: str) -> None:
     with model_server(model_path, "--pooling", pooling, "--context", "1024") as server:
         alone = server.chat("Count to ten.", max_tokens=30).json()["choices"][0]

@@ -13,7 +13,7 @@ from servers import Server, children, model_server, refused, until
 
 from pitstop.models.weights.source import open_model
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(300)]
 
 STORY = "Once upon a time there was a little engine that "
 

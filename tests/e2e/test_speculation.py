@@ -222,6 +222,7 @@ def never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view.attention, "append", once)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_the_default_model_quotes_faster_and_says_the_same(model_path: Path) -> None:

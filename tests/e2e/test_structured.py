@@ -157,7 +157,7 @@ FORMED = {
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", FORMED)
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_default_model_answers_in_form(server: Server, name: str, temperature: int) -> None:
     fields, holds = FORMED[name]
     asked = {"max_tokens": 300, "temperature": temperature, "seed": 3} | fields

@@ -26,7 +26,9 @@ def check(arguments: str | dict) -> None:
     assert given["unit"] in ("celsius", "fahrenheit")
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize(
+    "choice", [pytest.param("required", marks=pytest.mark.slow), {"type": "function", "function": {"name": "get_weather"}}]
+)
 def test_chat(server: Server, choice: object):
     function = {"name": "get_weather", "description": "The weather of a city.", "parameters": SCHEMA, "strict": True}
     fields = {"tools": [{"type": "function", "function": function}], "tool_choice": choice, "max_tokens": 120, "seed": 1, "n": 2}
@@ -48,6 +50,7 @@ def test_chat(server: Server, choice: object):
     assert again.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_responses(server: Server):
     tools = [{"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True}]
     fields = {"input": QUESTION, "tools": tools, "tool_choice": "required", "max_output_tokens": 120, "temperature": 0}
@@ -61,6 +64,7 @@ def test_responses(server: Server):
     check(answer.output_text)
 
 
+@pytest.mark.slow
 def test_messages(server: Server):
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     tools = [{"name": "get_weather", "input_schema": SCHEMA}]

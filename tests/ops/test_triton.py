@@ -40,6 +40,7 @@ def test_answers_of_other_head_dims_are_the_reference_s():
     assert {name: error for name, error in found.items() if not error <= triton.TOLERANCE} == {}
 
 
+@pytest.mark.slow
 def test_what_no_row_sees_changes_no_bit():
     found = interpret("unseen")["unseen"]
     assert len(found) == 8
