@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, NamedTuple, Protocol
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from pitstop.engine.protocol import Stats
-from pitstop.pool.journal import RejectReason
+from pitstop.pool.journal import Journal, RejectReason
 from pitstop.types import FinishReason
+
+if TYPE_CHECKING:
+    from pitstop.pool.member import Member
 
 State = Literal["loading", "ready", "restarting", "draining", "stopped"]
 
@@ -43,6 +47,26 @@ class Gauges(NamedTuple):
     deaths_in_a_row: int  # of the worker that has been worst lately, without a healthy minute in between
     resumed: int  # times that a request went on in another worker
     stats: Stats  # gauges of the living workers together; counters of all incarnations together
+
+
+def read(state: State, journal: Journal, members: Sequence[Member], past: Stats, past_restarts: int) -> Gauges:
+    """As of now. past, past_restarts: of members that are gone."""
+    oldest = journal.oldest_waiting()
+    return Gauges(
+        state,
+        journal.encoding,
+        journal.queued,
+        journal.running,
+        journal.accepted,
+        dict(journal.finished),
+        dict(journal.rejected),
+        journal.waiting_tokens,
+        time.monotonic() - oldest if oldest is not None else 0.0,
+        past_restarts + sum(member.restarts for member in members),
+        max((member.deaths for member in members), default=0),
+        journal.resumed,
+        add([past, *(member.stats for member in members)]),
+    )
 
 
 def add(parts: Iterable[Stats]) -> Stats:

@@ -72,6 +72,11 @@ class Entry:
             self.emitted, self.recheck = [], Recheck(self.told)
             self._begin()
 
+    def add(self, tokens: list[int]) -> None:
+        """Tokens that its worker has computed."""
+        self.computed = True
+        self.emitted += tokens
+
     @property
     def begun(self) -> bool:
         """Whether its client has got some of the answer."""
@@ -165,12 +170,20 @@ class Journal:
         if entry.last_token_at is None:
             self._leave_queue(entry, now)
         entry.last_token_at = now
-        self.confirm(entry, tokens)
+        entry.add(tokens)
 
-    def confirm(self, entry: Entry, tokens: list[int]) -> None:
-        """Book tokens that its client has already: they were computed again."""
-        entry.computed = True
-        entry.emitted += tokens
+    def checked(self, entry: Entry, delta: Delta) -> Delta | None:
+        """What is new in a delta of an answer that is computed again; None when nothing is: its tokens are booked then.
+
+        Raises WorkerDied when it contradicts what the client has got.
+        """
+        new = entry.recheck.take(delta)
+        if entry.recheck.done:
+            entry.recheck = None
+        if new.tokens or new.text or new.finish:
+            return new
+        entry.add(delta.tokens)
+        return None
 
     def end(self, entry: Entry, reason: FinishReason, now: float) -> None:
         """Take an entry out. A second end of the same entry is a bug and raises KeyError."""

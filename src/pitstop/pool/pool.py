@@ -210,23 +210,7 @@ class Pool:
             raise Unavailable(WHY[self.state])
 
     def gauges(self) -> Gauges:
-        journal = self.journal
-        oldest = journal.oldest_waiting()
-        return Gauges(
-            self.state,
-            journal.encoding,
-            journal.queued,
-            journal.running,
-            journal.accepted,
-            dict(journal.finished),
-            dict(journal.rejected),
-            journal.waiting_tokens,
-            time.monotonic() - oldest if oldest is not None else 0.0,
-            self._past_restarts + sum(member.restarts for member in self.members),
-            max((member.deaths for member in self.members), default=0),
-            journal.resumed,
-            gauges.add([self._past, *(member.stats for member in self.members)]),
-        )
+        return gauges.read(self.state, self.journal, self.members, self._past, self._past_restarts)
 
     def _submit(self, requests: list[Request]) -> Stream:
         if self._phase != "ready":  # without a worker it waits: it had been let in
@@ -367,18 +351,14 @@ class Pool:
     def _checked(self, entry: Entry, delta: Delta) -> Delta | None:
         """What is new in a delta of an answer that is computed again; None when nothing is, or when it contradicts what was told."""
         try:
-            new = entry.recheck.take(delta)
+            new = self.journal.checked(entry, delta)
         except WorkerDied as error:
             log.error("request %s: %s", entry.request.id, error)
             self._fail(entry.stream, "error", error)
             return None
-        if entry.recheck.done:
-            entry.recheck = None
-        if new.tokens or new.text or new.finish:
-            return new
-        self.journal.confirm(entry, delta.tokens)
-        self._dispatch.progressed(entry)
-        return None
+        if new is None:
+            self._dispatch.progressed(entry)
+        return new
 
     # Ends of requests
 
