@@ -41,7 +41,7 @@ pytest = $(BIN)/python -m pytest -m "$(QUICK) and $(1)" $(2) $(ARGS) || [ $$? = 
 
 test: .venv/installed-dev model ## Run the tests that need neither a GPU nor much time; ARGS="-k name"
 	$(call pytest,not alone,$(TWO) tests/unit tests/layering)
-	$(call pytest,not alone,$(TWO) tests/ops tests/e2e tests/precision)
+	$(call pytest,not alone,$(TWO) tests/ops tests/e2e tests/precision tests/docs)
 	$(call pytest,alone,tests)
 
 test-all: .venv/installed-dev model ## Run every test this machine can run

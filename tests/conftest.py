@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from pitstop.config import cache_dir
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of several processes each has a core of its own: an engine takes as many threads as there are cores, and threads that wait spin."""
+    if hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        number = int(config.workerinput["workerid"].removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 @pytest.fixture(scope="session")

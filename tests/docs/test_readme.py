@@ -25,8 +25,6 @@ from pitstop.models.weights import fetch
 from pitstop.server import Service, create_app
 from pitstop.types import SamplingParams
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).resolve().parents[2]
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
 

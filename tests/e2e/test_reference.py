@@ -40,20 +40,6 @@ def reference(model_path: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32).eval()
 
 
-@pytest.fixture(params=PROMPTS)
-def prompt(request: pytest.FixtureRequest, llm: LLM) -> list[int]:
-    tokens = llm.tokenizer.encode(PROMPTS[request.param], control=True)
-    return tokens[:2000]
-
-
-@torch.inference_mode()
-def test_logits_match(llm: LLM, reference: torch.nn.Module, prompt: list[int]) -> None:
-    expected = reference(torch.tensor([prompt])).logits[0].numpy()
-    difference = np.abs(prompt_logits(llm, prompt) - expected).max()
-    print(f"{len(prompt)} tokens: max |difference| of logits {difference:.2e}, largest logit {np.abs(expected).max():.1f}")
-    assert difference <= MAX_DIFFERENCE
-
-
 def test_exact_activations_keep_the_model(llm: LLM, model_path: Path) -> None:
     """int16 activations against fp32: Kullback-Leibler divergence of the next token's distribution, in nats."""
     exact = LLM(model_path, codec="raw32", prefix_cache=False)
@@ -64,18 +50,24 @@ def test_exact_activations_keep_the_model(llm: LLM, model_path: Path) -> None:
     assert 0 < divergence < MAX_DIVERGENCE
 
 
+@pytest.mark.parametrize("name", PROMPTS)
 @torch.inference_mode()
-def test_greedy_continuations_match(llm: LLM, reference: torch.nn.Module, prompt: list[int]) -> None:
+def test_logits_and_greedy_continuations_match(llm: LLM, reference: torch.nn.Module, name: str) -> None:
     """Each of 64 tokens is the reference's best after the same text, or its best two are closer than the tolerance of the logits."""
+    prompt = llm.tokenizer.encode(PROMPTS[name], control=True)[:2000]
     ours = llm.generate([prompt], SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True))[0].tokens
-    logits = reference(torch.tensor([prompt + ours])).logits[0, len(prompt) - 1 : -1]
-    best = logits.topk(2)
+    assert len(ours) == 64
+    logits = reference(torch.tensor([prompt + ours])).logits[0]
+    expected = logits[: len(prompt)].numpy()
+    difference = np.abs(prompt_logits(llm, prompt) - expected).max()
+    print(f"{len(prompt)} tokens: max |difference| of logits {difference:.2e}, largest logit {np.abs(expected).max():.1f}")
+    assert difference <= MAX_DIFFERENCE
+    best = logits[len(prompt) - 1 : -1].topk(2)
     for position, token in enumerate(ours):
         if token != int(best.indices[position, 0]):
             gap = float(best.values[position, 0] - best.values[position, 1])
             print(f"token {position} differs: the reference's best two are {gap:.1e} apart")
             assert gap < MAX_DIFFERENCE
-    assert len(ours) == 64
 
 
 def test_the_capital_of_france(llm: LLM) -> None:

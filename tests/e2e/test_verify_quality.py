@@ -33,6 +33,7 @@ def judged(a: Server, b: Server, limits: QualityLimits = QualityLimits()) -> Out
     return run(connect(a.url), connect(b.url), limits, SHORT)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_equal_configurations_differ_in_nothing(reference: Server, model_path: Path):

@@ -69,7 +69,8 @@ class Member:
         self._worker: Worker | None = None
         self._decoding = Decoding(texts.tokenizer)
         self._ready_since: float | None = None
-        self._exit_status = ""
+        self.exit_status = ""
+        """How the worker that was ready last has ended."""
         self._served = 0.0
         self._retiring = self._dead = False
         self._worker_ready: asyncio.Future[Ready] | None = None
@@ -132,11 +133,6 @@ class Member:
     def last_plans(self) -> list[RecordedPlan]:
         """Of the worker that has ended, in order."""
         return self._worker.last_plans
-
-    @property
-    def exit_status(self) -> str:
-        """How the worker that was ready last has ended."""
-        return self._exit_status
 
     @property
     def pid(self) -> int | None:
@@ -389,7 +385,7 @@ class Member:
         elif self.up:
             log.error("worker %d %s with %d requests in flight", self.number, worker.exit_status, len(self.entries))
             self._served = time.monotonic() - self._ready_since
-            self._exit_status = worker.exit_status
+            self.exit_status = worker.exit_status
         self._ready_since = None
         self._worker_gone.set()
         self._probes.fail(WorkerDied(f"worker {self.number} {worker.exit_status}"))

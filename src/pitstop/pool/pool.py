@@ -182,14 +182,6 @@ class Pool:
         """The prompt beginnings used last (by `member`), to be replayed into a new member before it is promoted."""
         return self._dispatch.router.prefixes.hot(count, member.position if member is not None else None)
 
-    def troubles(self) -> list[str]:
-        """One line for each worker that should be there and is not: how the last one ended, and how often in a row."""
-        return [
-            f"worker {member.number} {member.exit_status}; deaths in a row: {member.deaths}; it is being started again"
-            for member in self.members
-            if member.routed and not member.up
-        ]
-
     def last_step_age(self) -> float | None:
         """Seconds since the last step of a member that has work (since it has work, if that is later): the oldest; None without work."""
         now = time.monotonic()

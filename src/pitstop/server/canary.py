@@ -61,6 +61,13 @@ def _stepped_since(member: Member, start: float) -> bool:
     return age is not None and now - age > start
 
 
+def _trouble(member: Member) -> str:
+    """How a worker's process ended, and how often in a row, while the next one is not there; else ""."""
+    if member.up or not member.deaths:
+        return ""
+    return f"{member.exit_status}; deaths in a row: {member.deaths}; it is being started again"
+
+
 def question(tokenizer: Tokenizer, context: int) -> list[int]:
     """PROMPT tokens of plain text; fewer in a context that is shorter than two such questions."""
     tokens = tokenizer.encode(_TEXT)
@@ -129,11 +136,11 @@ class Health:
         workers = []
         for member in self._pool.members if self._pool is not None else []:
             patient = self._patients.get(member.number)
-            complaint = self._complaint(member, patient, now)
+            complaint = _trouble(member) or self._complaint(member, patient, now)
             workers.append({"worker": member.number, "life": member.life, "complaint": complaint or None})
             if patient is not None:
                 workers[-1] |= {"checked_s": round(now - patient.checked, 3), "misses": patient.misses}
-            if complaint and member.life == "ready" and member.routed:
+            if complaint and member.routed and (member.life == "ready" or state == "restarting"):
                 reasons.append(f"worker {member.number}: {complaint}")
         return not reasons, {"status": "failing" if reasons else "ok", "reasons": reasons, "workers": workers}
 
