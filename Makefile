@@ -34,8 +34,9 @@ model: .venv/installed ## Fetch the default model once, or MODEL=name
 	@$(BIN)/pitstop models pull $(if $(MODEL),"$(MODEL)")
 
 QUICK = not slow and not gpu and not network
-# Two processes, each test file in one of them. Tracebacks are plain: reading source for the others fails in Python 3.11 beside a thread that does.
-TWO = -n 2 --dist loadfile --tb=native
+# Two processes, of which the one that is done takes over tests of the other. Tracebacks are plain: reading source for the others fails in
+# Python 3.11 beside a thread that does.
+TWO = -n 2 --dist worksteal --tb=native
 # $(1) which tests, $(2) where; what ARGS selects may be none of them (status 5).
 pytest = $(BIN)/python -m pytest -m "$(QUICK) and $(1)" $(2) $(ARGS) || [ $$? = 5 ]
 

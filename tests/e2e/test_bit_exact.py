@@ -164,7 +164,7 @@ def test_toy_matrix_of_codecs(wide_toy: Path, codec: str, backend: str) -> None:
 @pytest.mark.model
 @pytest.mark.timeout(900)
 def test_default_model_matrix(model_path: Path) -> None:
-    check_matrix(model_path, longest=260, count=32, backend="cpu")
+    check_matrix(model_path, longest=260, count=16, backend="cpu")
 
 
 @pytest.mark.model

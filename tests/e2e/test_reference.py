@@ -50,7 +50,7 @@ def test_exact_activations_keep_the_model(llm: LLM, model_path: Path) -> None:
     assert 0 < divergence < MAX_DIVERGENCE
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == "long" else name for name in PROMPTS])
 @torch.inference_mode()
 def test_logits_and_greedy_continuations_match(llm: LLM, reference: torch.nn.Module, name: str) -> None:
     """Each of 64 tokens is the reference's best after the same text, or its best two are closer than the tolerance of the logits."""
