@@ -23,6 +23,7 @@ from peers_install import ROOT
 from pitstop.models.weights.fetch import pull
 from pitstop.precision import grid
 from pitstop.precision.quantize import REPORT, Wish, quantize
+from pitstop.precision.scheme import WHOLE_OUTPUT
 from pitstop.precision.training import Interrupted, Training
 
 PLAIN = "int4"
@@ -35,8 +36,13 @@ def ways(options: argparse.Namespace) -> dict[str, Wish]:
     used, heldout = texts(options.work, options)
     training = Training(steps=options.steps, lr=options.lr, batch=options.batch, length=LENGTH, seed=options.seed)
     base = Wish(heldout=str(heldout), training=training, threads=options.threads)
+    by_output = replace(base, bits=8, group=WHOLE_OUTPUT)
     return {
         "int8": replace(base, bits=8),
+        "int8, widest": replace(base, bits=8),
+        "int8, calibrated": replace(base, bits=8, calibrate=str(used)),
+        "int8 by output": by_output,
+        "int8 by output, calibrated": replace(by_output, calibrate=str(used)),
         "int4, widest": base,
         PLAIN: base,
         "int4, asymmetric": replace(base, symmetric=False),
@@ -61,7 +67,7 @@ def made(model: Path, folder: Path, name: str, wish: Wish) -> dict:
     """The folder's report."""
     if not folder.exists():
         print(f"{name}: {wish}", file=sys.stderr, flush=True)
-        ratios = (1.0,) if name == "int4, widest" else grid.RATIOS
+        ratios = dict.fromkeys(grid.RATIOS, (1.0,)) if name.endswith("widest") else grid.RATIOS
         with mock.patch.object(grid, "RATIOS", ratios):
             quantize(model, folder, wish)
     return json.loads((folder / REPORT).read_text())

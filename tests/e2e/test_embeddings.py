@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lora_adapters import merge, write_adapter
 from sentence_folders import TEXTS
 from servers import Server, model_server, refused
 from test_bit_exact import memory_for
@@ -270,6 +271,24 @@ def test_a_preempted_mean_has_the_same_bits(decoder: Path) -> None:
     assert Embedding("mean").finish(np.frombuffer(found, "<f4")).tobytes() == expected
 
 
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A model, an adapter of it, and the model with the adapter in its weights."""
+    root = tmp_path_factory.mktemp("adapted")
+    model = write_tiny_model(root / "model", "llama")
+    adapter = write_adapter(root / "adapter", open_model(model).config, 3)
+    return model, adapter, merge(model, adapter, root / "merged")
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_an_adapters_vectors_are_the_merged_models(adapted: tuple[Path, Path, Path], pooling: str) -> None:
+    model, adapter, merged = adapted
+    how, llm = Embedding(pooling), LLM(model, codec="raw32", lora={"mine": adapter})
+    expected = LLM(merged, codec="raw32").embed(TEXTS, how)
+    assert np.abs(llm.embed(TEXTS, how, adapter="mine") - expected).max() < NEAR
+    assert np.abs(llm.embed(TEXTS, how) - expected).max() > 0.1, "the adapter changes nothing: this proves nothing"
+
+
 def test_a_model_that_does_not_say_how_needs_to_be_told(decoder: Path, folders) -> None:
     with pytest.raises(InvalidRequest, match="does not say how"):
         LLM(decoder).embed(["x"])
@@ -292,6 +311,21 @@ def test_an_encoder_is_served(folders) -> None:
         refused(server.chat(), 400, "model")
         assert server.http.get("/healthz?fresh=1").json()["status"] == "ok"
         assert server.metric("pitstop_prompt_tokens_computed_total") == answer.usage.prompt_tokens
+
+
+def test_a_server_embeds_by_the_adapter_that_is_named(adapted: tuple[Path, Path, Path]) -> None:
+    """To the bit, beside the model's own vectors; by the name of an adapter that is not there by none."""
+    model, adapter, _ = adapted
+    llm = LLM(model, lora={"mine": adapter})
+    with model_server(model, "--pooling", "last", "--lora", f"mine={adapter}") as server:
+        names = ["mine", server.model] * 3
+        with ThreadPoolExecutor(len(names)) as threads:
+            answers = threads.map(lambda name: server.openai.embeddings.create(model=name, input=TEXTS), names)
+        for name, answer in zip(names, answers, strict=True):
+            expected = llm.embed(TEXTS, Embedding("last"), adapter=None if name == server.model else name)
+            assert answer.model == name
+            assert np.array_equal(np.array([item.embedding for item in answer.data], np.float32), expected), name
+        refused(server.post("/v1/embeddings", {"model": "yours", "input": "x"}), 404, "model")
 
 
 @pytest.mark.model

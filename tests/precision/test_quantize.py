@@ -53,6 +53,7 @@ def test_a_model_in_8_bits_is_near_and_served(model: Path, tmp_path: Path, capsy
     assert 0 < report["rounded"]["kl_mean"] < 0.01
     assert report["rounded"]["reference_perplexity"] > 1
     assert report["trained"] is None
+    assert (report["groups"], report["bits_a_weight"]) == ([32], 8.5)
     assert report["command"] == f"pitstop quantize {model} {tmp_path / 'out'} --bits 8"
     assert report["measured_on"]["text"] == "built-in, short"
     assert [file.name for file in tmp_path.iterdir()] == ["out"]

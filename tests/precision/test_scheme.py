@@ -9,7 +9,7 @@ import pytest
 from pitstop.errors import ConfigError
 from pitstop.models.config import ModelConfig, Moe
 from pitstop.models.rope import Rope
-from pitstop.precision.scheme import Scheme, schemes
+from pitstop.precision.scheme import WHOLE_OUTPUT, Scheme, schemes
 
 DENSE = ModelConfig(
     architecture="llama",
@@ -43,11 +43,19 @@ def test_embedding_head_norms_and_routers_stay_whole(config: ModelConfig) -> Non
     assert left == {"token_embd", "output", "output_norm", "attn_norm", "ffn_norm"} | (
         {"ffn_gate_inp", "ffn_gate_inp_shexp"} if config.moe else set()
     )
-    assert set(found.values()) == {Scheme(8)}
+    assert set(found.values()) == {Scheme(8, 32)}
 
 
 def test_options_reach_every_matrix() -> None:
     assert set(schemes(DENSE, 4, 192, symmetric=False).values()) == {Scheme(4, 192, False)}
+    assert set(schemes(DENSE, 8, 64).values()) == {Scheme(8, 64)}
+    for bits in (4, 8):
+        assert set(schemes(DENSE, bits, WHOLE_OUTPUT).values()) == {Scheme(bits)}
+
+
+def test_bits_of_a_weight_count_scales_and_zeros() -> None:
+    found = [scheme.bits_a_weight(1024) for scheme in (Scheme(8, 32), Scheme(8), Scheme(4, 128), Scheme(4, 64, symmetric=False))]
+    assert found == [8.5, 8.015625, 4.125, 4.3125]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +65,8 @@ def test_options_reach_every_matrix() -> None:
         ((4, 128), r"--group 128 does not divide the 576 inputs of model\.layers\.0\.self_attn\.q_proj\.weight; .*64, 96, 192"),
         ((4, 48), r"--group 48: choose a multiple of 32"),
         ((4, -32), r"--group -32: choose a multiple of 32"),
-        ((8, 128), r"--group 128: weights of 8 bits have one scale an output"),
+        ((8, 128), r"--group 128 does not divide the 576 inputs"),
+        ((8, -2), r"--group -2: choose a multiple of 32, like 128, 64, 32, or -1 for one scale an output"),
         ((8, 0, False), r"--asymmetric: weights of 8 bits are symmetric"),
     ],
 )
@@ -69,5 +78,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(options: tuple, words: str) 
 def test_odd_widths_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--bits 4: the 600 inputs of .*q_proj.* no multiple of 32; choose --bits 8"):
         schemes(replace(DENSE, width=600), 4)
-    with pytest.raises(ConfigError, match=r"--bits 8: .*down_proj\.weight has 1538 inputs"):
-        schemes(replace(DENSE, ffn=1538), 8)
+    assert schemes(replace(DENSE, width=600), 8)["blk.0.attn_q.weight"] == Scheme(8), "one scale an output, where 32 does not divide"
+    for bits, width in ((8, 1538), (4, 1540)):
+        with pytest.raises(ConfigError, match=rf"--bits {bits}: .*down_proj\.weight has {width} inputs"):
+            schemes(replace(DENSE, ffn=width), bits, WHOLE_OUTPUT)

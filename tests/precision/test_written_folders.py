@@ -26,7 +26,7 @@ from pitstop.precision.config_json import config_json
 from pitstop.precision.decoder import fp32
 from pitstop.precision.folder import FolderWriter, check_room, explained, stored_dtype
 from pitstop.precision.grid import Rounded, nearest
-from pitstop.precision.scheme import schemes
+from pitstop.precision.scheme import WHOLE_OUTPUT, schemes
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 """Groups of 128 in some matrices, of 64 in others."""
@@ -40,7 +40,16 @@ NOT_IN_GGUF: dict[str, dict] = {
     "qwen3_moe": {"mlp_only_layers": []},
 }
 """What GGUF files do not state, at what our reader takes it for."""
-OPTIONS = {"INT8": {"bits": 8}, "INT4": {"bits": 4}, "INT4 by 32": {"bits": 4, "group": 32}, "INT4, zeros": {"bits": 4, "symmetric": False}}
+OPTIONS = {
+    "INT8": {"bits": 8},
+    "INT8 by output": {"bits": 8, "group": WHOLE_OUTPUT},
+    "INT4": {"bits": 4},
+    "INT4 by 32": {"bits": 4, "group": 32},
+    "INT4 by output": {"bits": 4, "group": WHOLE_OUTPUT},
+    "INT4, zeros": {"bits": 4, "symmetric": False},
+}
+KINDS = {"INT8": "Q8_0", "INT8 by output": "I8"}
+"""What the kernels have for them, else Q4_1."""
 
 
 def slow_but(families: Iterable[str], *quick: str) -> list[Any]:
@@ -79,7 +88,9 @@ def assert_holds(out: Path, source: ModelSource, rounded: dict[str, Rounded], to
     ("options", "dtype"),
     [
         ("INT8", torch.bfloat16),
+        ("INT8 by output", torch.float32),
         ("INT4", torch.float16),
+        ("INT4 by output", torch.float16),
         ("INT4 by 32", torch.float32),
         ("INT4, zeros", torch.float16),
         ("INT4, zeros", torch.bfloat16),
@@ -91,7 +102,7 @@ def test_values_come_back(tmp_path: Path, options: str, dtype: torch.dtype) -> N
     assert_holds(tmp_path / "out", source, rounded)
     found = open_model(tmp_path / "out")
     kinds = {found.tensor(name, source.config.tensors()[name]).kind for name in rounded}
-    assert kinds == ({"I8"} if options == "INT8" else {"Q4_1"}), "the kernels would not take it as it is"
+    assert kinds == {KINDS.get(options, "Q4_1")}, "the kernels would not take it as it is"
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -124,7 +135,9 @@ def _scheme_of(module: str, config: QuantizationConfig) -> QuantizationScheme:
     return found[0]
 
 
-@pytest.mark.parametrize("options", ["INT8", "INT4", pytest.param("INT4, zeros", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options", ["INT8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("INT8 by output", "INT4, zeros")), "INT4"]
+)
 def test_transformers_computes_the_same(tmp_path: Path, options: str) -> None:
     from logits import prompt_logits
     from transformers import AutoModelForCausalLM

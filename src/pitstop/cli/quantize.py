@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 def quantize(
     model: Model,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not be there yet.")],
-    bits: Annotated[int, typer.Option(help="8: one scale an output. 4: one scale a group of inputs.")] = 4,
-    group: Annotated[int, typer.Option(help="Inputs that share a scale, with 4 bits; 0: 128, or 64 or 32 where that does not divide.")] = 0,
+    bits: Annotated[int, typer.Option(help="Of a weight: 8 or 4.")] = 4,
+    group: Annotated[
+        int,
+        typer.Option(help="Inputs that share a scale. 0: 32 with 8 bits; 128 with 4, or 64 or 32 where that does not divide. -1: all."),
+    ] = 0,
     symmetric: Annotated[
         bool, typer.Option("--symmetric/--asymmetric", help="Grids around 0, or from least to largest weight, with 4 bits.")
     ] = True,

@@ -168,10 +168,13 @@ class LLM:
         bar.close()
         return outputs
 
-    def embed(self, texts: str | Sequence[str | Sequence[int]], embedding: Embedding | None = None) -> np.ndarray:
+    def embed(
+        self, texts: str | Sequence[str | Sequence[int]], embedding: Embedding | None = None, *, adapter: str | None = None
+    ) -> np.ndarray:
         """Embeddings of texts or token ids, batched: [texts, width] fp32.
 
-        embedding: how, by default as the model's files say. Raises InvalidRequest naming the field.
+        embedding: how, by default as the model's files say. adapter: the name of a loaded LoRA adapter, None for the model as it is.
+        Raises InvalidRequest naming the field, ModelNotFound for an adapter.
         """
         embedding = embedding or self.embedding
         if embedding is None:
@@ -179,11 +182,13 @@ class LLM:
         texts = [texts] if isinstance(texts, str) else texts
         tokens = [self.tokenizer.encode_text(text) if isinstance(text, str) else [int(token) for token in text] for text in texts]
         number, arrival, engine = next(self._ids), time.monotonic(), self.engine
+        params, loaded = SamplingParams(max_tokens=0), "" if adapter is None else self._adapter(adapter).id
         live, vectors = {f"{number}-{index}": index for index in range(len(tokens))}, [b""] * len(tokens)
         try:
             for name, index in live.items():
-                params = SamplingParams(max_tokens=0)
-                engine.submit(Request(id=name, prompt=tokens[index], params=params, arrival=arrival, embed=embedding.pooling))
+                engine.submit(
+                    Request(id=name, prompt=tokens[index], params=params, arrival=arrival, embed=embedding.pooling, adapter=loaded)
+                )
             while live:
                 for output in engine.step():
                     if output.id in live:

@@ -8,8 +8,9 @@ import torch
 
 from pitstop.precision.scheme import Scheme
 
-RATIOS = tuple(1 - 0.025 * step for step in range(17))
-"""Of the widest range of a group, what is tried for its grid: a narrower one cuts the largest weights off and rounds the others less."""
+RATIOS = {4: tuple(1 - 0.025 * step for step in range(17)), 8: tuple(127 / top for top in range(127, 63, -1))}
+"""Of the widest range of a group, what is tried for its grid, by bits. With 4 a narrower one cuts the largest weights off and rounds the
+others less. With 8 that never pays, but a wider one may have steps that fit: the largest weight is tried at each code from 127 to 64."""
 _CACHED = 1 << 15
 """Weights that are fitted at once: they stay in the cache, and torch cuts nothing so small into threads that wait for each other."""
 _DIGITS = 7
@@ -55,23 +56,22 @@ def fit(
     importance: torch.Tensor | None = None,
     ratios: tuple[float, ...] | None = None,
 ) -> Grid:
-    """The grid of weight [out, in] fp32 whose nearest values have the least squared error, among ranges of `ratios` (RATIOS) of the widest.
+    """The grid of weight [out, in] fp32 whose nearest values have the least squared error, among ranges of `ratios` of the widest.
 
-    importance: [in], how much an input's errors count; None: all alike. dtype: what the file holds scales in. Ratios (1,) give the grid
-    from least to largest value.
+    importance: [in], how much an input's errors count; None: all alike. dtype: what the file holds scales in. ratios: RATIOS where None;
+    (1,) gives the grid from least to largest value.
     """
-    rows = max(1, _CACHED // weight.shape[1])
-    pieces = [_fit(piece, scheme, dtype, importance, ratios or RATIOS) for piece in weight.split(rows)]
+    rows, fit_piece = max(1, _CACHED // weight.shape[1]), _fit_steps if scheme.bits == 8 else _fit_ranges
+    pieces = [fit_piece(piece, scheme, dtype, importance, ratios or RATIOS[scheme.bits]) for piece in weight.split(rows)]
     scales, zeros = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Grid(scheme, scales, zeros.to(torch.int8))
 
 
-def _fit(
+def _fit_ranges(
     weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, importance: torch.Tensor | None, ratios: tuple[float, ...]
 ) -> list[torch.Tensor]:
     """Scales and zeros, fp32."""
-    grouped = weight.unflatten(1, (-1, scheme.size(weight.shape[1])))
-    counts = 1.0 if importance is None else importance.view(1, grouped.shape[1], -1)
+    grouped, counts = _grouped(weight, scheme, importance)
     low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
     best: list[torch.Tensor] = []
     for ratio in ratios:
@@ -81,6 +81,35 @@ def _fit(
         found = [error, scales, zeros]
         best = [torch.where(error < best[0], new, old) for new, old in zip(found, best, strict=True)] if best else found
     return best[1:]
+
+
+def _fit_steps(
+    weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, importance: torch.Tensor | None, ratios: tuple[float, ...]
+) -> list[torch.Tensor]:
+    """The same of symmetric schemes, without cutting anything off: each range gives codes c, and those the best scale, Σwc / Σc².
+
+    What (Σwc)² / Σc² lacks of Σw² is the squared error. Weights that lie on a grid of few enough steps are found to the bit: from the
+    nearest of the ranges on, which differ by a code at the largest weight, each has its own code.
+    """
+    grouped, counts = _grouped(weight, scheme, importance)
+    tiny = torch.finfo(torch.float32).tiny
+    widest = (grouped.abs().amax(2) / scheme.high).clamp(min=tiny)
+    scales, most = widest, torch.zeros_like(widest)
+    for ratio in ratios:
+        codes = torch.round(grouped / (widest * ratio)[..., None])
+        weighed = codes if importance is None else codes * counts
+        along, length = (weighed * grouped).sum(2), (weighed * codes).sum(2).clamp(min=tiny)
+        scale = along / length
+        explained = along * scale
+        scales, most = torch.where(explained > most, scale, scales), torch.maximum(explained, most)
+    scales = _storable(scales, dtype)
+    return [scales, torch.zeros_like(scales)]
+
+
+def _grouped(weight: torch.Tensor, scheme: Scheme, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """weight [out, groups, size], and how much its errors count."""
+    grouped = weight.unflatten(1, (-1, scheme.size(weight.shape[1])))
+    return grouped, 1.0 if importance is None else importance.view(1, grouped.shape[1], -1)
 
 
 def nearest(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype, ratios: tuple[float, ...] | None = None) -> Rounded:
@@ -105,6 +134,7 @@ def _rounded(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _storable(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What dtype holds, fp16 in the place of fp32; 1 for what is nothing there, whose weights are all but 0."""
-    held = scales.to(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16).float()
+    """What fp16 holds, as the kernels want it, and dtype too; 1 for what is nothing there, whose weights are all but 0."""
+    held = scales.half()
+    held = (held.bfloat16() if dtype is torch.bfloat16 else held).float()
     return torch.where(held > 0, held, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ TRAINED_STATE = 12
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to make of a model. group: 0 for 128, or less where that does not divide. Files as texts.read_windows takes them.
+    """What to make of a model. group: as schemes takes it. Files as texts.read_windows takes them.
 
     calibrate: round by this text; "" for not. qat: train on this text; "" for not. heldout: measure on this text; "": on the end of the
     text that the others use, or on a short one. threads: 0 for all.
@@ -97,7 +98,7 @@ def quantize(model: Path, out: Path, wish: Wish) -> Result:
         found = measure(model, folders, heldout, wish.threads)
         result = Result(found["rounded"], found.get("trained"), out)
         final = folders["trained" if wish.qat else "rounded"]
-        (final / REPORT).write_text(json.dumps(_report(model, wish, plan, result), indent=2))
+        (final / REPORT).write_text(json.dumps(_report(source, wish, plan, result), indent=2))
         publish(final, out)
         shutil.rmtree(part)
     return result
@@ -179,20 +180,28 @@ def _as_trained(module: torch.nn.Linear) -> Rounded:
     return Rounded(grid, grid.codes(module.weight))
 
 
-def _report(model: Path, wish: Wish, plan: Mapping[str, Scheme], result: Result) -> dict[str, Any]:
+def _report(source: ModelSource, wish: Wish, plan: Mapping[str, Scheme], result: Result) -> dict[str, Any]:
     groups = sorted({scheme.group for scheme in plan.values()}, reverse=True)
     text = wish.heldout or (f"the end of {wish.qat or wish.calibrate}" if wish.qat or wish.calibrate else "built-in, short")
     return {
-        "model": str(model),
-        "identity": identity(model),
+        "model": str(source.path),
+        "identity": identity(source.path),
         "pitstop": __version__,
         "torch": torch.__version__,
         "command": wish.command,
         "options": {key: value for key, value in asdict(wish).items() if key != "command"},
         "groups": groups,
+        "bits_a_weight": _bits_a_weight(source, plan),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "measured_on": {"text": text, "tokens": result.rounded.tokens, "most_sequences": MOST},
         "rounded": asdict(result.rounded),
         "trained": asdict(result.trained) if result.trained else None,
         "won_back": result.won_back,
     }
+
+
+def _bits_a_weight(source: ModelSource, plan: Mapping[str, Scheme]) -> float:
+    """Of the matrices that were rounded, scales included."""
+    shapes = source.config.tensors()
+    sizes = [(math.prod(shapes[name]), scheme.bits_a_weight(shapes[name][1])) for name, scheme in plan.items()]
+    return sum(count * bits for count, bits in sizes) / sum(count for count, _ in sizes)

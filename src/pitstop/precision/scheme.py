@@ -8,8 +8,10 @@ from pitstop.errors import ConfigError
 from pitstop.models.config import ModelConfig
 from pitstop.models.families import by_model_type
 
-GROUPS = (128, 64, 32)
-"""Inputs that share a scale where nobody says how many: the first of these that divides a matrix's inputs."""
+GROUPS = {4: (128, 64, 32), 8: (32,)}
+"""Inputs that share a scale where nobody says how many, by bits: the first of these that divides a matrix's inputs."""
+WHOLE_OUTPUT = -1
+"""In the place of a group's size: one scale an output."""
 KERNEL = 32
 """The kernels' groups: other sizes are multiples of it."""
 _WHOLE = ("token_embd", "output", "ffn_gate_inp", "ffn_gate_inp_shexp")
@@ -39,20 +41,23 @@ class Scheme:
         """Inputs that share a scale, of so many."""
         return self.group or inputs
 
+    def bits_a_weight(self, inputs: int) -> float:
+        """What a file holds for a weight of so many inputs, scales of 16 bits and zeros included."""
+        return self.bits + (16 if self.symmetric else 16 + self.bits) / self.size(inputs)
+
 
 def schemes(config: ModelConfig, bits: int, group: int = 0, symmetric: bool = True) -> dict[str, Scheme]:
-    """The scheme of every matrix that is rounded, by its name in the decoder. group: 0 for the usual one.
+    """The scheme of every matrix that is rounded, by its name in the decoder. group: 0 for the usual one, WHOLE_OUTPUT for none.
 
     Raises ConfigError naming the option that cannot be honoured.
     """
     if bits not in (4, 8):
         raise ConfigError(f"--bits {bits}: choose 8 or 4")
-    if bits == 8 and group:
-        raise ConfigError(f"--group {group}: weights of 8 bits have one scale an output; leave it out, or choose --bits 4")
     if bits == 8 and not symmetric:
         raise ConfigError("--asymmetric: weights of 8 bits are symmetric; leave it out, or choose --bits 4")
-    if group < 0 or group % KERNEL:
-        raise ConfigError(f"--group {group}: choose a multiple of {KERNEL}, like {', '.join(map(str, GROUPS))}")
+    if group != WHOLE_OUTPUT and (group < 0 or group % KERNEL):
+        sizes = ", ".join(map(str, GROUPS[4]))
+        raise ConfigError(f"--group {group}: choose a multiple of {KERNEL}, like {sizes}, or {WHOLE_OUTPUT} for one scale an output")
     matrices = {name: shape for name, shape in config.tensors().items() if len(shape) == 2 and _part(name) not in _WHOLE}
     return {name: Scheme(bits, _group(config, name, shape[1], bits, group), symmetric) for name, shape in matrices.items()}
 
@@ -64,11 +69,7 @@ def _part(name: str) -> str:
 
 
 def _group(config: ModelConfig, name: str, inputs: int, bits: int, group: int) -> int:
-    if bits == 8:
-        if inputs % 4:
-            raise ConfigError(f"--bits 8: {_theirs(config, name)} has {inputs} inputs, which do not fill words of 32 bits")
-        return 0
-    if group:
+    if group > 0:
         if inputs % group:
             widths = sorted({shape[-1] for shape in config.tensors().values() if len(shape) == 2})
             fitting = [str(size) for size in range(KERNEL, min(widths) + 1, KERNEL) if not any(width % size for width in widths)]
@@ -77,10 +78,14 @@ def _group(config: ModelConfig, name: str, inputs: int, bits: int, group: int) -
             )
             raise ConfigError(f"--group {group} does not divide the {inputs} inputs of {_theirs(config, name)}; {advice}")
         return group
-    fitting = [size for size in GROUPS if inputs % size == 0]
-    if not fitting:
-        raise ConfigError(f"--bits 4: the {inputs} inputs of {_theirs(config, name)} are no multiple of {GROUPS[-1]}; choose --bits 8")
-    return fitting[0]
+    fitting = [] if group == WHOLE_OUTPUT else [size for size in GROUPS[bits] if inputs % size == 0]
+    if fitting:
+        return fitting[0]
+    if bits == 4 and group != WHOLE_OUTPUT:
+        raise ConfigError(f"--bits 4: the {inputs} inputs of {_theirs(config, name)} are no multiple of {KERNEL}; choose --bits 8")
+    if inputs % (32 // bits):
+        raise ConfigError(f"--bits {bits}: {_theirs(config, name)} has {inputs} inputs, which do not fill words of 32 bits")
+    return 0
 
 
 def _theirs(config: ModelConfig, name: str) -> str:
