@@ -4,12 +4,13 @@
 
 Schemas are pydantic's, of random models (schemas_random.py). Answers are the model's at temperature 1, the API's default, up to 512
 tokens, and are validated by jsonschema-rs, formats included. Speed: the same prompts with a schema and without, one after the other,
-round by round.
+round by round, with temperature 0 and 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -120,28 +121,29 @@ def speed(llm: LLM) -> dict[str, object]:
     """Milliseconds a token of each stream, with a schema and without, alternating."""
     grammar = guide.json_schema(RECORDS)
     llm.engine.check_grammar(grammar, "schema")
-    free = SamplingParams(max_tokens=SPEED_TOKENS, temperature=0.0, ignore_eos=True)
-    formed = SamplingParams(max_tokens=SPEED_TOKENS, temperature=0.0, grammar=grammar)
     figures: dict[str, object] = {}
-    for streams in (1, 8):
+    for streams, temperature in itertools.product((1, 8), (0.0, 1.0)):
         times: dict[str, list[float]] = {"with": [], "without": []}
-        for number in tqdm(range(ROUNDS + 1), desc=f"{streams} streams"):
-            for name, params in (("with", formed), ("without", free)) if number % 2 else (("without", free), ("with", formed)):
-                took = _per_token(llm, params, streams)
+        kinds = (("with", {"grammar": grammar}), ("without", {"ignore_eos": True}))
+        for number in tqdm(range(ROUNDS + 1), desc=f"{streams} streams, temperature {temperature:.0f}"):
+            for name, fields in kinds if number % 2 else reversed(kinds):
+                took = _per_token(llm, streams, {"temperature": temperature, **fields})
                 if number:  # the first is a warm-up
                     times[name].append(took)
         least = {name: 1e3 * statistics.median(values) for name, values in times.items()}
         ratio = least["with"] / least["without"]
-        print(f"{streams} streams: {least['without']:.2f} ms a step without, {least['with']:.2f} ms with a schema, {ratio:.3f} times")
+        steps = f"{least['without']:.2f} ms a step without, {least['with']:.2f} ms with a schema"
+        print(f"{streams} streams, temperature {temperature:.0f}: {steps}, {ratio:.3f} times")
         spread = {name: [round(1e3 * value, 2) for value in values] for name, values in times.items()}
-        figures[f"streams_{streams}"] = {"ratio": round(ratio, 4), **spread}
+        figures[f"streams_{streams}_temperature_{temperature:.0f}"] = {"ratio": round(ratio, 4), **spread}
     return figures
 
 
-def _per_token(llm: LLM, params: SamplingParams, streams: int) -> float:
+def _per_token(llm: LLM, streams: int, fields: dict) -> float:
     """Seconds a step, while all streams answer."""
     prompt = llm.template.render([{"role": "user", "content": "Write a JSON list of people with name, age, role and tags."}])
     for i in range(streams):
+        params = SamplingParams(max_tokens=SPEED_TOKENS, seed=i, **fields)
         llm.engine.submit(Request(id=f"speed-{i}", prompt=prompt, params=params))
     counts, begin, steps = Counter(), 0.0, 0
     while llm.engine.busy:

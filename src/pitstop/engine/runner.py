@@ -59,6 +59,7 @@ class Runner:
         logits = self.logits(plan)
         self.seconds = time.perf_counter() - begin if self._recorded == recorded else None
         states = self.states
+        self._look(plan.spans)
         result: StepResult = {}
         for span in plan.spans:
             if span.request.embed is not None:
@@ -107,6 +108,12 @@ class Runner:
     def _recorded(self) -> int:
         return self._decode.recorded if self._decode is not None else 0
 
+    def _look(self, spans: Sequence[Span]) -> None:
+        """Find what the grammars of all answers that are drawn allow, at once."""
+        drawn = [span for span in spans if span.samples and span.request.params.grammar and not sampler.greedy(span.request.params)]
+        if len(drawn) > 1:
+            self._guided.look([(span.request, span.known[len(span.request.prompt) :]) for span in drawn])
+
     def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
         """logits [rows, vocab]: of the span's wanted rows."""
         request, params = span.request, span.request.params
@@ -139,8 +146,7 @@ class Runner:
         try:
             guide = self._guided.of(request) if params.grammar else None
             for row, guessed in zip(rows, [*span.guess, None], strict=True):
-                allowed = guide.allowed(known[begin:]) if guide is not None else None
-                token = sampler.sample(row, params, known, begin, request.choice, self._end_tokens, allowed)
+                token = sampler.sample(row, params, known, begin, request.choice, self._end_tokens, guide)
                 tokens.append(token)
                 complete = guide is not None and token not in self._end_tokens and guide.complete([*known[begin:], token])
                 if complete or token != guessed:

@@ -6,6 +6,9 @@ continue any request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 
 from pitstop.types import Logprob, SamplingParams
@@ -16,6 +19,21 @@ GREEDY_BELOW = 1e-5
 _NUCLEUS_STEP = 256
 
 
+class Form(Protocol):
+    """What tokens may follow an answer so far, as `pitstop.guide.Guide` says it."""
+
+    def allowed(self, tokens: Sequence[int]) -> np.ndarray:
+        """bool [vocab], not all False."""
+
+    def allows(self, tokens: Sequence[int], token: int) -> bool:
+        """allowed(tokens)[token]; asked first where one token is likely, since it takes much less time."""
+
+
+def greedy(params: SamplingParams) -> bool:
+    """Whether nothing is drawn."""
+    return params.temperature < GREEDY_BELOW
+
+
 def sample(
     logits: np.ndarray,
     params: SamplingParams,
@@ -23,20 +41,26 @@ def sample(
     prompt_length: int,
     choice: int,
     end_tokens: frozenset[int],
-    allowed: np.ndarray | None = None,
+    form: Form | None = None,
 ) -> int:
     """The next token for `logits` [vocab] fp32 (not changed), after `known` tokens of which the first `prompt_length` are the prompt.
 
-    allowed: bool [vocab], not all False; None: all tokens.
+    form: what the answer must be; raises what it raises.
     """
     logits = _adjusted(logits, params, known, prompt_length, end_tokens)
-    if allowed is not None:
-        logits = np.where(allowed, logits, np.float32(-np.inf))
-    if params.temperature < GREEDY_BELOW:
-        return int(logits.argmax())
+    if greedy(params):
+        best = int(logits.argmax())
+        if form is None or form.allows(known[prompt_length:], best):
+            return best
+    candidates = np.arange(len(logits))
+    if form is not None:
+        candidates = np.flatnonzero(form.allowed(known[prompt_length:]))
+        logits = logits[candidates]
+    if greedy(params):
+        return int(candidates[logits.argmax()])
     with np.errstate(over="ignore"):  # what overflows is infinitely unlikely, and that is right
         scaled = (logits - logits.max()) / np.float32(params.temperature)
-    candidates, weights = _filtered(scaled, params)
+    candidates, weights = _filtered(candidates, scaled, params)
     cumulative = np.cumsum(weights, dtype=np.float64)
     draw = uniform(params.seed, choice, len(known)) * cumulative[-1]
     return int(candidates[min(np.searchsorted(cumulative, draw, side="right"), len(candidates) - 1)])
@@ -79,19 +103,19 @@ def _adjusted(logits: np.ndarray, params: SamplingParams, known: list[int], prom
     return logits
 
 
-def _filtered(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates after top_k, top_p and min_p, and their unnormalised weights. `scaled` has its peak at 0, so the likeliest weighs 1."""
-    candidates = np.arange(len(scaled))
+def _filtered(candidates: np.ndarray, scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The candidates that top_k, top_p and min_p leave, and their unnormalised weights. `scaled` [candidates] has its peak at 0, so the
+    likeliest weighs 1."""
     if 0 < params.top_k < len(scaled):
-        candidates = np.sort(_largest(scaled, params.top_k))
-        scaled = scaled[candidates]
+        kept = np.sort(_largest(scaled, params.top_k))
+        candidates, scaled = candidates[kept], scaled[kept]
     weights = np.exp(scaled)
     if params.top_p < 1.0:
-        keep = _nucleus(weights, params.top_p)
-        candidates, weights = candidates[keep], weights[keep]
+        kept = _nucleus(weights, params.top_p)
+        candidates, weights = candidates[kept], weights[kept]
     if params.min_p > 0.0:
-        keep = weights >= params.min_p
-        candidates, weights = candidates[keep], weights[keep]
+        kept = weights >= params.min_p
+        candidates, weights = candidates[kept], weights[kept]
     return candidates, weights
 
 

@@ -110,6 +110,25 @@ def test_the_state_of_more_answers_than_are_kept_is_made_again(guided: Guided, g
     assert guided.of(asked[3]) is guided.of(asked[3])
 
 
+def test_answers_that_are_looked_at_together_are_as_each_alone(gate: threading.Event) -> None:
+    gate.set()
+    guided, alone = Guided(lambda: TABLE, len(TABLE.data), live=8), Guided(lambda: TABLE, len(TABLE.data), live=8)
+    forms = [FORM, guide.json_object(), "%llguidance {}\nstart: missing\n", guide.choice(["b", "ab"]), FORM]
+    asked = [request(str(i), form) for i, form in enumerate(forms)]
+    for texts in ((b"a", b"{", b"", b"", b"x"), (b"ab", b'{"', b"", b"a", b""), (b"a", b"{", b"x", b"", b"abb")):
+        answers = [byte_tokens(text) for text in texts]
+        guided.look(list(zip(asked, answers, strict=True)))
+        for one, tokens in zip(asked, answers, strict=True):
+            outcomes = []
+            for each in (guided, alone):
+                try:
+                    outcomes.append(each.of(one).allowed(tokens).tobytes())
+                except InvalidRequest as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
+    assert [type(outcome) for outcome in outcomes] == [bytes, bytes]
+
+
 def test_a_complete_answer_stops_with_its_last_token_and_a_dead_end_is_an_error(scheduler: Scheduler) -> None:
     for name in ("whole", "dead", "on"):
         scheduler.submit(request(name))
@@ -122,18 +141,41 @@ def test_a_complete_answer_stops_with_its_last_token_and_a_dead_end_is_an_error(
     scheduler.cache.check()
 
 
+class Only:
+    """A form that allows some tokens, wherever."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.mask = np.isin(np.arange(64), tokens)
+
+    def allowed(self, tokens: list[int]) -> np.ndarray:
+        return self.mask
+
+    def allows(self, tokens: list[int], token: int) -> bool:
+        return self.mask[token]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_only_what_is_allowed_is_chosen_whatever_bias_and_penalties_say(temperature: float) -> None:
     logits = np.linspace(0, 50, 64, dtype=np.float32)
-    allowed = np.zeros(64, bool)
-    allowed[[3, 5]] = True
     for bias in ({}, {3: 100.0, 60: 100.0}, {3: -100.0, 5: -100.0}):
         params = SamplingParams(temperature=temperature, logit_bias=bias, repetition_penalty=1.5, top_p=0.9, top_k=3, max_tokens=100)
-        drawn = {sample(logits, params, [60] * position, 0, 0, frozenset(), allowed) for position in range(1, 20)}
+        drawn = {sample(logits, params, [60] * position, 0, 0, frozenset(), Only(3, 5)) for position in range(1, 20)}
         assert drawn <= {3, 5}
         if temperature == 0.0:
             assert drawn == ({3} if 3 in bias and bias[3] > 0 else {5})
     assert logits[63] == 50
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.8}, {"top_k": 4}, {"min_p": 0.1}, {"logit_bias": {7: -100.0, 63: 5.0}}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draw_within_a_form_is_one_from_logits_that_forbid_the_rest(temperature: float, params: dict) -> None:
+    logits = np.random.default_rng(0).normal(0, 2, 64).astype(np.float32)
+    form = Only(*range(3, 60, 4), 63)
+    barred = np.where(form.mask, logits, np.float32(-np.inf))
+    for position in range(1, 100):
+        sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=100, **params)
+        drawn = sample(logits, sampling, [1] * position, 0, 0, frozenset(), form)
+        assert drawn == sample(barred, sampling, [1] * position, 0, 0, frozenset())
 
 
 @pytest.mark.parametrize("field", ["ignore_eos", "min_tokens"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ from toys import byte_tokens, toy_vocabulary
 from pitstop import guide
 from pitstop.errors import InvalidRequest
 from pitstop.guide import Guides, grammar
+from pitstop.guide.endless import MAX_NESTING, START, Endless, Place
 from pitstop.guide.schema import ENFORCED, FORMATS
 from pitstop.text.tokenizer import Tokenizer, token_table
+from pitstop.types import TokenTable
 
 TABLE = token_table(toy_vocabulary())
 ENDS = (0, 2)
@@ -186,6 +188,89 @@ def test_digits_in_a_row_are_held_short_where_something_else_can_follow(guides: 
 
 def test_digits_of_a_regular_expression_are_the_users_own(guides: Guides) -> None:
     assert reads(guides, guide.regex("[0-9]*"), "1" * 50) == "whole"
+
+
+def nodes(count: int) -> str:
+    return '{"value": "[{", "next": ' * count + "null" + "}" * count
+
+
+NODES = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"value": {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+            "required": ["value", "next"],
+        }
+    },
+}
+DEEP = reduce(lambda inner, _: {"type": "array", "items": inner, "minItems": 1}, range(30), {"type": "boolean"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "verdict"),
+    [
+        (NODES, nodes(16), "whole"),
+        (NODES, nodes(17), "no"),
+        ({"type": "object"}, '{"a": ' + "[" * 15 + "]" * 15 + ', "b": [[]]}', "whole"),
+        ({"type": "object"}, '{"a": ' + "[" * 16 + "]" * 16 + "}", "no"),
+        ({"type": "string"}, '"' + '\\"[{' * 20 + '"', "whole"),
+        (DEEP, "[" * 30 + "true" + "]" * 30, "whole"),
+    ],
+)
+def test_brackets_within_brackets_are_held_short_where_something_else_can_follow(
+    guides: Guides, schema: dict, text: str, verdict: str
+) -> None:
+    json.loads(text)
+    assert reads(guides, guide.json_schema(schema), text) == verdict
+
+
+def test_longer_tokens_lead_where_their_bytes_lead() -> None:
+    pieces = [b'{"a":{"', b'"]}', b"\\", b'"', b"[[", b"]", b"}", b"{", b'b\\"', b'":[', b"x", b'\\"[', "红[".encode(), b"<|end|>["]
+    table = TokenTable(pieces, frozenset({13}), frozenset({13}))
+    words, letters = Endless(table, len(pieces)), Endless(TokenTable([bytes([i]) for i in range(256)], frozenset(), frozenset()), 256)
+    draw = random.Random(0)
+    for _ in range(200):
+        place = START
+        for token in draw.choices(range(13), k=40):
+            deepest, at = place.depth, place
+            for byte in pieces[token]:
+                at = letters.after(at, byte)
+                deepest = max(deepest, at.depth)
+            masks = words.barred([], place)
+            barred = bool(masks) and bool(masks[0][token])
+            assert barred == (deepest > max(MAX_NESTING, place.depth)), (place, pieces[token])
+            assert not masks or not masks[0][13]
+            place = words.after(place, token)
+            if min(place.depth, at.depth) > 0:
+                assert place == at
+            place = at
+    assert words.after(Place(3, 1), 13) == Place(3, 1)
+
+
+FORMS = [
+    guide.json_schema(NODES),
+    guide.json_schema({"type": "array", "items": {"type": "number"}}),
+    guide.regex("(h(ello)?|[0-9]+) ?w.*"),
+    guide.choice(["yes", "红", "hello world"]),
+    grammar.HEAD + 'start: <|tool|> "x"',
+]
+
+
+@pytest.mark.parametrize("size", [None, 300, 200])
+@pytest.mark.parametrize("form", FORMS)
+def test_one_token_is_told_of_as_all_are(form: str, size: int | None) -> None:
+    guides, draw = Guides(lambda: TABLE, size), random.Random(0)
+    whole, one = guides.guide(form), guides.guide(form)
+    tokens: list[int] = []
+    for _ in range(120):
+        allowed = whole.allowed(tokens)
+        assert [one.allows(tokens, token) for token in range(len(allowed))] == allowed.tolist()
+        choices = [token for token in np.flatnonzero(allowed).tolist() if token not in ENDS]
+        openings = [token for token in choices if token in byte_tokens(b"{[1")]
+        if not choices:
+            break
+        tokens.append(draw.choice(openings if openings and draw.random() < 0.9 else choices))
 
 
 def test_a_users_word_is_text_and_a_control_token_has_to_be_named(guides: Guides) -> None:
