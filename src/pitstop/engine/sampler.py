@@ -48,21 +48,24 @@ def sample(
     form: what the answer must be; raises what it raises.
     """
     logits = _adjusted(logits, params, known, prompt_length, end_tokens)
+    if form is None:
+        return _chosen(logits, params, choice, len(known))
+    answer = known[prompt_length:]
+    if greedy(params) and form.allows(answer, likeliest := int(logits.argmax())):
+        return likeliest
+    candidates = np.flatnonzero(form.allowed(answer))
+    return int(candidates[_chosen(logits[candidates], params, choice, len(known))])
+
+
+def _chosen(logits: np.ndarray, params: SamplingParams, choice: int, position: int) -> int:
+    """The index of one of `logits` [candidates] fp32, in order of their tokens."""
     if greedy(params):
-        best = int(logits.argmax())
-        if form is None or form.allows(known[prompt_length:], best):
-            return best
-    candidates = np.arange(len(logits))
-    if form is not None:
-        candidates = np.flatnonzero(form.allowed(known[prompt_length:]))
-        logits = logits[candidates]
-    if greedy(params):
-        return int(candidates[logits.argmax()])
+        return int(logits.argmax())
     with np.errstate(over="ignore"):  # what overflows is infinitely unlikely, and that is right
         scaled = (logits - logits.max()) / np.float32(params.temperature)
-    candidates, weights = _filtered(candidates, scaled, params)
+    candidates, weights = _filtered(scaled, params)
     cumulative = np.cumsum(weights, dtype=np.float64)
-    draw = uniform(params.seed, choice, len(known)) * cumulative[-1]
+    draw = uniform(params.seed, choice, position) * cumulative[-1]
     return int(candidates[min(np.searchsorted(cumulative, draw, side="right"), len(candidates) - 1)])
 
 
@@ -103,19 +106,19 @@ def _adjusted(logits: np.ndarray, params: SamplingParams, known: list[int], prom
     return logits
 
 
-def _filtered(candidates: np.ndarray, scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """The candidates that top_k, top_p and min_p leave, and their unnormalised weights. `scaled` [candidates] has its peak at 0, so the
-    likeliest weighs 1."""
+def _filtered(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """Candidates after top_k, top_p and min_p, and their unnormalised weights. `scaled` has its peak at 0, so the likeliest weighs 1."""
+    candidates = np.arange(len(scaled))
     if 0 < params.top_k < len(scaled):
-        kept = np.sort(_largest(scaled, params.top_k))
-        candidates, scaled = candidates[kept], scaled[kept]
+        candidates = np.sort(_largest(scaled, params.top_k))
+        scaled = scaled[candidates]
     weights = np.exp(scaled)
     if params.top_p < 1.0:
-        kept = _nucleus(weights, params.top_p)
-        candidates, weights = candidates[kept], weights[kept]
+        keep = _nucleus(weights, params.top_p)
+        candidates, weights = candidates[keep], weights[keep]
     if params.min_p > 0.0:
-        kept = weights >= params.min_p
-        candidates, weights = candidates[kept], weights[kept]
+        keep = weights >= params.min_p
+        candidates, weights = candidates[keep], weights[keep]
     return candidates, weights
 
 
