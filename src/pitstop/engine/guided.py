@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 
-from pitstop.errors import InvalidRequest
 from pitstop.guide import Guide, Guides
 from pitstop.types import Request, TokenTable
 
@@ -56,14 +54,3 @@ class Guided:
         if len(self._live) > self._max_live:
             self._live.popitem(last=False)
         return guide
-
-    def look(self, answers: Sequence[tuple[Request, Sequence[int]]]) -> None:
-        """Find out what may follow each of the answers, (request, tokens so far), on all threads; no more than are kept.
-
-        `of` their requests knows it then. What is wrong with one shows there.
-        """
-        guides = []
-        for request, tokens in answers:
-            with suppress(InvalidRequest):
-                guides.append((self.of(request), tokens))
-        self._guides.look(guides)

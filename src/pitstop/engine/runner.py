@@ -59,7 +59,6 @@ class Runner:
         logits = self.logits(plan)
         self.seconds = time.perf_counter() - begin if self._recorded == recorded else None
         states = self.states
-        self._look(plan.spans)
         result: StepResult = {}
         for span in plan.spans:
             if span.request.embed is not None:
@@ -107,12 +106,6 @@ class Runner:
     @property
     def _recorded(self) -> int:
         return self._decode.recorded if self._decode is not None else 0
-
-    def _look(self, spans: Sequence[Span]) -> None:
-        """Find what the grammars of all answers that are drawn allow, at once."""
-        drawn = [span for span in spans if span.samples and span.request.params.grammar and not sampler.greedy(span.request.params)]
-        if len(drawn) > 1:
-            self._guided.look([(span.request, span.known[len(span.request.prompt) :]) for span in drawn])
 
     def _sample(self, span: Span, logits: np.ndarray) -> Sampled:
         """logits [rows, vocab]: of the span's wanted rows."""

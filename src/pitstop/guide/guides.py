@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from pitstop.errors import InvalidRequest
 from pitstop.guide.endless import START, Endless
@@ -34,7 +32,6 @@ class Guides:
         self._tokenizer: LLTokenizer | None = None
         self._ends = np.empty(0, np.intp)
         self._endless: Endless | None = None
-        self._executor: LLExecutor | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -54,25 +51,6 @@ class Guides:
         matcher = self._matcher(grammar)
         endless = self._endless if "%json" in grammar else None
         return Guide(matcher, self._ends, self._vocab_size, self._tokenizer.vocab_size, endless)
-
-    def look(self, guides: Iterable[tuple[Guide, Sequence[int]]]) -> None:
-        """Find out what each may go on with after the tokens beside it: on all processors, and without the interpreter's lock.
-
-        It is kept until a guide is asked about other tokens. What is wrong with one shows when it is asked.
-        """
-        waiting = []
-        for guide, tokens in guides:
-            with suppress(InvalidRequest):
-                waiting.append(guide.at(tokens))
-        if not waiting:
-            return
-        with self._lock:
-            self._executor = self._executor or LLExecutor(os.cpu_count())
-        masks = np.zeros((len(waiting), -(-self._read().vocab_size // 32)), np.int32)
-        rows = [(guide.matcher, i) for i, guide in enumerate(waiting)]
-        self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, masks.strides[0], len(masks))
-        for guide, mask in zip(waiting, masks, strict=True):
-            guide.bits = mask.view(np.uint8)
 
     def known(self, grammar: str) -> bool:
         """Whether `guide` has nothing to compile."""
@@ -109,9 +87,7 @@ class Guide:
 
     def __init__(self, matcher: LLMatcher, ends: np.ndarray, vocab_size: int, count: int, endless: Endless | None) -> None:
         """vocab_size: of the masks. count: of tokens that the matcher knows. endless: what is held short where it may be."""
-        self.matcher = matcher
-        self.bits: np.ndarray | None = None
-        """What the matcher allows where it is, if that is known: uint8 [words], eight tokens each."""
+        self._matcher = matcher
         self._ends = ends
         self._vocab_size = vocab_size
         self._count = min(count, vocab_size)
@@ -119,24 +95,18 @@ class Guide:
         self._at: list[int] = []
         self._places = [START]  # of the answer's beginnings, from the empty one on
 
-    def at(self, tokens: Sequence[int]) -> Guide:
-        """Itself, its matcher where `tokens` lead. Raises InvalidRequest when they are not derived from the grammar."""
-        self._go(tokens)
-        return self
-
     def allowed(self, tokens: Sequence[int]) -> np.ndarray:
         """The tokens that may follow `tokens`, the answer so far: bool [vocab_size]. End tokens are among them when it is complete.
 
         Raises InvalidRequest where nothing can follow, or the grammar is too ambiguous to tell.
         """
         self._go(tokens)
-        if self.bits is None:
-            self.bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
-        if self.matcher.is_error():
-            raise InvalidRequest(f"the answer cannot go on in this grammar: {_reason(self.matcher)}")
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise InvalidRequest(f"the answer cannot go on in this grammar: {_reason(self._matcher)}")
         mask = np.zeros(self._vocab_size, bool)
-        mask[: self._count] = np.unpackbits(self.bits, count=self._count, bitorder="little")
-        mask[self._ends] = self.matcher.is_accepting()
+        mask[: self._count] = np.unpackbits(bits, count=self._count, bitorder="little")
+        mask[self._ends] = self._matcher.is_accepting()
         if not mask.any():
             raise InvalidRequest("the answer cannot go on in this grammar: the model has no token for what must follow")
         for barred in self._barred():
@@ -145,32 +115,30 @@ class Guide:
         return mask
 
     def allows(self, tokens: Sequence[int], token: int) -> bool:
-        """Whether `allowed(tokens)` has `token`, which takes much less time than to ask for all tokens. False, too, where that raises."""
+        """Whether `allowed(tokens)` has `token`, which takes much less time than to ask for all. Where that raises, this may say False."""
         self._go(tokens)
         if token in self._ends:
-            return self.matcher.is_accepting()
+            return self._matcher.is_accepting()
         if any(barred[token] for barred in self._barred()):
             return bool(self.allowed(tokens)[token])
-        return token < self._count and self.matcher.validate_tokens([token]) == 1
+        return token < self._count and self._matcher.validate_tokens([token]) == 1
 
     def complete(self, tokens: Sequence[int]) -> bool:
         """Whether nothing can follow `tokens`, which are a whole answer. Raises InvalidRequest where they are none."""
         self._go(tokens)
-        return self.matcher.is_stopped() and self.matcher.is_accepting()
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _go(self, tokens: Sequence[int]) -> None:
         """Be where `tokens` lead. Raises InvalidRequest when they are not derived from the grammar."""
         tokens, same = list(tokens), len(self._at)
         if tokens[:same] != self._at:
             same = next((i for i, (old, new) in enumerate(zip(self._at, tokens, strict=False)) if old != new), len(tokens))
-            self.matcher.rollback(len(self._at) - same)
+            self._matcher.rollback(len(self._at) - same)
             del self._at[same:], self._places[same + 1 :]
-            self.bits = None
         if not (rest := tokens[same:]):
             return
-        taken = self.matcher.try_consume_tokens(rest)
+        taken = self._matcher.try_consume_tokens(rest)
         self._at += rest[:taken]
-        self.bits = None
         if self._endless is not None:
             self._places += accumulate(rest[:taken], self._endless.after, initial=self._places.pop())
         if taken < len(rest):

@@ -110,25 +110,6 @@ def test_the_state_of_more_answers_than_are_kept_is_made_again(guided: Guided, g
     assert guided.of(asked[3]) is guided.of(asked[3])
 
 
-def test_answers_that_are_looked_at_together_are_as_each_alone(gate: threading.Event) -> None:
-    gate.set()
-    guided, alone = Guided(lambda: TABLE, len(TABLE.data), live=8), Guided(lambda: TABLE, len(TABLE.data), live=8)
-    forms = [FORM, guide.json_object(), "%llguidance {}\nstart: missing\n", guide.choice(["b", "ab"]), FORM]
-    asked = [request(str(i), form) for i, form in enumerate(forms)]
-    for texts in ((b"a", b"{", b"", b"", b"x"), (b"ab", b'{"', b"", b"a", b""), (b"a", b"{", b"x", b"", b"abb")):
-        answers = [byte_tokens(text) for text in texts]
-        guided.look(list(zip(asked, answers, strict=True)))
-        for one, tokens in zip(asked, answers, strict=True):
-            outcomes = []
-            for each in (guided, alone):
-                try:
-                    outcomes.append(each.of(one).allowed(tokens).tobytes())
-                except InvalidRequest as error:
-                    outcomes.append(str(error))
-            assert outcomes[0] == outcomes[1]
-    assert [type(outcome) for outcome in outcomes] == [bytes, bytes]
-
-
 def test_a_complete_answer_stops_with_its_last_token_and_a_dead_end_is_an_error(scheduler: Scheduler) -> None:
     for name in ("whole", "dead", "on"):
         scheduler.submit(request(name))

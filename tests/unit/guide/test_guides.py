@@ -225,6 +225,19 @@ def test_brackets_within_brackets_are_held_short_where_something_else_can_follow
     assert reads(guides, guide.json_schema(schema), text) == verdict
 
 
+@pytest.mark.parametrize(
+    ("fields", "text", "verdict"),
+    [
+        ({}, "a" * 40 + ":b", "whole"),
+        ({}, "a" * 41 + ":b", "no"),
+        ({}, "https://" + "a" * 60 + "/b:c", "whole"),
+        ({"pattern": "^a+:b$"}, "a" * 41 + ":b", "whole"),
+    ],
+)
+def test_the_scheme_of_a_uri_is_held_short(guides: Guides, fields: dict, text: str, verdict: str) -> None:
+    assert reads(guides, guide.json_schema({"type": "string", "format": "uri", **fields}), f'"{text}"') == verdict
+
+
 def test_longer_tokens_lead_where_their_bytes_lead() -> None:
     pieces = [b'{"a":{"', b'"]}', b"\\", b'"', b"[[", b"]", b"}", b"{", b'b\\"', b'":[', b"x", b'\\"[', "红[".encode(), b"<|end|>["]
     table = TokenTable(pieces, frozenset({13}), frozenset({13}))
