@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from pitstop.errors import InvalidRequest
 from pitstop.guide.base_case import has_end
 from pitstop.guide.closed import close
+from pitstop.guide.formats import NARROWED
 
 Schema = dict[str, Any] | bool
 
@@ -29,10 +30,6 @@ MAX_TEXT = 1 << 18
 
 MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exact (RFC 7493, section 2.2). Integers without bounds are held within it."""
-
-SCHEME = "^[^:]{1,40}:"
-"""What a URI begins with where no pattern says it. RFC 3986 lets a scheme have any length, and a small model can lengthen it for ever; the
-longest that is registered (IANA, URI schemes) has 36 characters."""
 
 MAX_MULTIPLE = 10_000
 """Digits of all multipleOf, as one number: the automaton of a multiple has so many states."""
@@ -52,8 +49,8 @@ _UNSPELLABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def checked(schema: Any, field: str = "schema") -> Schema:
-    """A copy that has nothing but what a grammar enforces. It is narrower where a model could go on for ever: see `closed`, MAX_INTEGER
-    and SCHEME.
+    """A copy that has nothing but what a grammar enforces. It is narrower where a model could go on for ever: see `closed`, `formats` and
+    MAX_INTEGER.
 
     Raises InvalidRequest with the path of what is refused, `field` in front: an unknown keyword, type or format, one that cannot be
     enforced, a value that has no finite instance, and what exceeds the limits above.
@@ -93,7 +90,7 @@ class _Checker:
             elif (kept := self._keyword(keyword, value, at, pointer)) is not None:
                 made[keyword] = kept[0]
         if isinstance(made, dict):
-            self._settle(made, path)
+            self._settle(made, path, pointer)
         return made
 
     def _inner(self, keyword: str, value: Any, at: str, pointer: str, depth: int) -> Any:
@@ -130,14 +127,15 @@ class _Checker:
             if target not in self.seen:
                 raise InvalidRequest(f"{path}: points to no schema of this one", path)
 
-    @staticmethod
-    def _settle(made: dict[str, Any], path: str) -> None:
+    def _settle(self, made: dict[str, Any], path: str, pointer: str) -> None:
         """Rules between keywords."""
         if made.get("minProperties", 0) > len(set(made.get("required", ()))) + 1:
             at = f"{path}.minProperties"  # of names that nothing declares, two may be equal
             raise InvalidRequest(f"{at}: more than one beyond the required properties cannot be enforced; name them in required", at)
-        if made.get("format") == "uri":
-            made.setdefault("pattern", SCHEME)
+        if (part := NARROWED.get(made.get("format"))) is not None:
+            parts = made.setdefault("allOf", [])
+            self.seen[f"{pointer}/allOf/{len(parts)}"] = part
+            parts.append(part)
         if made.get("type") == "integer" and "enum" not in made and "const" not in made:
             if "minimum" not in made and "exclusiveMinimum" not in made:
                 made["minimum"] = -MAX_INTEGER

@@ -228,14 +228,36 @@ def test_brackets_within_brackets_are_held_short_where_something_else_can_follow
 @pytest.mark.parametrize(
     ("fields", "text", "verdict"),
     [
-        ({}, "a" * 40 + ":b", "whole"),
-        ({}, "a" * 41 + ":b", "no"),
-        ({}, "https://" + "a" * 60 + "/b:c", "whole"),
-        ({"pattern": "^a+:b$"}, "a" * 41 + ":b", "whole"),
+        ({"format": "uri"}, "a" * 40 + ":b", "whole"),
+        ({"format": "uri"}, "a" * 41 + ":b", "no"),
+        ({"format": "uri"}, "https://" + "a" * 60 + "/b:c", "whole"),
+        ({"format": "uri", "pattern": "^a+:b$"}, "a" * 41 + ":b", "no"),
+        ({"format": "uri", "pattern": "^a+:b$", "allOf": [{"maxLength": 4}]}, "aa:b", "whole"),
+        ({"format": "time"}, "12:00:59.5Z", "whole"),
+        ({"format": "time"}, "12:00:60Z", "no"),
+        ({"format": "date-time"}, "2024-02-28T23:59:60Z", "no"),
+        ({"format": "date"}, "2024-02-29", "whole"),
+        ({"format": "date"}, "2000-02-29", "whole"),
+        ({"format": "date"}, "2023-02-28", "whole"),
+        ({"format": "date"}, "2023-02-29", "no"),
+        ({"format": "date"}, "1900-02-29", "no"),
+        ({"format": "date"}, "2023-12-31", "whole"),
+        ({"format": "date-time"}, "2023-02-29T12:00:00Z", "no"),
+        ({"format": "date-time"}, "2024-02-29T12:00:00Z", "whole"),
+        ({"format": "email"}, "a" * 64 + "@b.example", "whole"),
+        ({"format": "email"}, "a" * 65 + "@b.example", "no"),
+        ({"format": "email"}, "a@" + "b" * 64 + ".example", "no"),
+        ({"format": "hostname"}, "a-b.a--b.abc-d.example", "whole"),
+        ({"format": "hostname"}, "ab--c.example", "no"),
+        ({"format": "hostname"}, "a" * 63 + ".b", "whole"),
+        ({"format": "hostname"}, "a." * 126 + "b", "whole"),
+        ({"format": "hostname"}, "a." * 127 + "b", "no"),
     ],
 )
-def test_the_scheme_of_a_uri_is_held_short(guides: Guides, fields: dict, text: str, verdict: str) -> None:
-    assert reads(guides, guide.json_schema({"type": "string", "format": "uri", **fields}), f'"{text}"') == verdict
+def test_formats_that_are_narrowed(guides: Guides, fields: dict, text: str, verdict: str) -> None:
+    alone = {"type": "string", **fields}
+    for schema in (alone, {"oneOf": [alone, {"type": "integer"}]}, {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": alone}}):
+        assert reads(guides, guide.json_schema(schema), f'"{text}"') == verdict
 
 
 def test_longer_tokens_lead_where_their_bytes_lead() -> None:
