@@ -233,6 +233,7 @@ def test_brackets_within_brackets_are_held_short_where_something_else_can_follow
         ({"format": "uri"}, "https://" + "a" * 60 + "/b:c", "whole"),
         ({"format": "uri", "pattern": "^a+:b$"}, "a" * 41 + ":b", "no"),
         ({"format": "uri", "pattern": "^a+:b$", "allOf": [{"maxLength": 4}]}, "aa:b", "whole"),
+        ({"format": "uri", "allOf": [{"maxLength": 4}]}, "aaa:b", "no"),
         ({"format": "time"}, "12:00:59.5Z", "whole"),
         ({"format": "time"}, "12:00:60Z", "no"),
         ({"format": "date-time"}, "2024-02-28T23:59:60Z", "no"),
