@@ -37,7 +37,7 @@ def quantize(
         str, typer.Option(metavar="FILE", help="Measure on this text. Else on the end of the other, or on a short one that is here.")
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 200,
-    lr: Annotated[float, typer.Option(min=0, callback=finite, help="Learning rate.")] = 2e-5,
+    lr: Annotated[float, typer.Option(min=0, callback=finite, help="Learning rate.")] = 1e-4,
     batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 2,
     length: Annotated[int, typer.Option(min=1, help="Tokens a sequence.")] = 256,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the sequences.")] = 0,

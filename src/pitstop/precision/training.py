@@ -41,7 +41,7 @@ class Training:
     """steps of `batch` sequences of `length` tokens; lr: the highest rate. Which sequences a step sees follows from seed and step."""
 
     steps: int = 200
-    lr: float = 2e-5
+    lr: float = 1e-4
     batch: int = 4
     length: int = 256
     seed: int = 0
