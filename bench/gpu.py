@@ -22,12 +22,18 @@ if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from random_model import BITS, LLAMA3_8B, SMOLLM2_135M, RandomSource
+from random_model import TINY as TINY_MODEL
 
 from pitstop import codecs
+from pitstop.config import EngineConfig, KVConfig
+from pitstop.engine.core import Engine
+from pitstop.kv.capacity import page_bytes
 from pitstop.ops import dispatch
 from pitstop.ops.attention import triton
 from pitstop.ops.attention.layout import Layout
 from pitstop.ops.attention.plan import Heads, Plan, Span, fixed, plan, schedule
+from pitstop.types import Request, SamplingParams
 
 CODECS = ("raw16", "int8", "int4")
 
@@ -302,12 +308,40 @@ def tiles(bench: Bench) -> None:
             bench.add(f"{name} at {length}: the fixed tile takes, of the planned one", theirs / ours, "times")
 
 
-def missing(bench: Bench) -> None:
-    """What this script is to measure and cannot yet."""
-    bench.skipped += ["models end to end: the step loop has no CUDA graphs yet"]
+def models(bench: Bench) -> None:
+    """Whole steps, engine and sampling included: tokens a second, and the weights' and cache's bytes a second beside the copy."""
+    cuda = bench.device.type == "cuda"
+    shapes = {"135M": SMOLLM2_135M, "8B": LLAMA3_8B} if cuda else {"tiny": TINY_MODEL}
+    for name, shape in shapes.items():
+        for kind in BITS:
+            source = RandomSource(shape, kind)
+            kv = KVConfig(context=1024, guard="off", memory=0 if cuda else 64 << 20)
+            engine = Engine(EngineConfig(str(source.path), device=bench.device.type, max_running=64, kv=kv), source)
+            for streams in (1, 8, 64) if cuda else (1, 3):
+                seconds, length = _decode_steps(engine, streams, 64 if cuda else 4)
+                row = engine.config.kv.codec, shape.kv_shape
+                moved = source.step_bytes + streams * length * page_bytes(codecs.get(row[0]), row[1]) / 128
+                what = f"{name}-shaped, {kind}, {streams} streams, whole steps"
+                bench.add(what, streams / seconds, "tokens/s", moved / seconds / bench.ceilings["copy"])
+            del engine
 
 
-SECTIONS = {"right": right, "ceilings": ceilings, "decode": decode, "prefill": prefill, "tiles": tiles, "missing": missing}
+def _decode_steps(engine: Engine, streams: int, steps: int) -> tuple[float, int]:
+    """The median seconds of a step that decodes all streams, and the tokens that each had in the middle."""
+    prompt = [token % engine.vocab_size for token in range(3, 67)]
+    params = SamplingParams(max_tokens=steps + 2, temperature=0.0, ignore_eos=True)
+    for number in range(streams):
+        engine.submit(Request(id=f"{number}", prompt=[number % 64, *prompt], params=params))
+    taken = []
+    while engine.busy:
+        start = time.perf_counter()
+        outputs = engine.step()
+        if len(outputs) == streams and all(len(output.tokens) == 1 for output in outputs):
+            taken.append(time.perf_counter() - start)
+    return sorted(taken)[len(taken) // 2], len(prompt) + steps // 2
+
+
+SECTIONS = {"right": right, "ceilings": ceilings, "decode": decode, "prefill": prefill, "tiles": tiles, "models": models}
 
 
 def table(bench: Bench) -> Iterator[str]:
