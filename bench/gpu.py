@@ -33,7 +33,7 @@ from pitstop.ops import dispatch
 from pitstop.ops.attention import triton
 from pitstop.ops.attention.layout import Layout
 from pitstop.ops.attention.plan import Heads, Plan, Span, fixed, plan, schedule
-from pitstop.types import Request, SamplingParams
+from pitstop.types import SEGMENT, Request, SamplingParams
 
 CODECS = ("raw16", "int8", "int4")
 
@@ -319,8 +319,7 @@ def models(bench: Bench) -> None:
             engine = Engine(EngineConfig(str(source.path), device=bench.device.type, max_running=64, kv=kv), source)
             for streams in (1, 8, 64) if cuda else (1, 3):
                 seconds, length = _decode_steps(engine, streams, 64 if cuda else 4)
-                row = engine.config.kv.codec, shape.kv_shape
-                moved = source.step_bytes + streams * length * page_bytes(codecs.get(row[0]), row[1]) / 128
+                moved = source.step_bytes + streams * length * page_bytes(codecs.get(kv.codec), shape.kv_shape) / SEGMENT
                 what = f"{name}-shaped, {kind}, {streams} streams, whole steps"
                 bench.add(what, streams / seconds, "tokens/s", moved / seconds / bench.ceilings["copy"])
             del engine

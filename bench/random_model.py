@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,37 +13,17 @@ from pitstop.models.rope import Rope
 from pitstop.models.weights.tensor import RawTensor
 from pitstop.text.vocabulary import TokenType, Vocabulary
 
-SMOLLM2_135M = ModelConfig(
-    "llama",
-    30,
-    576,
-    9,
-    3,
-    64,
-    1536,
-    vocab_size=49152,
-    context=8192,
-    norm_eps=1e-5,
-    rope=Rope(1e5),
-    attention_scale=64**-0.5,
-    tied_head=True,
-)
-LLAMA3_8B = ModelConfig(
-    "llama",
-    32,
-    4096,
-    32,
-    8,
-    128,
-    14336,
-    vocab_size=128256,
-    context=8192,
-    norm_eps=1e-5,
-    rope=Rope(5e5),
-    attention_scale=128**-0.5,
-    tied_head=False,
-)
-TINY = replace(SMOLLM2_135M, layers=2, width=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab_size=512)
+
+def _llama(layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, theta: float, tied: bool) -> ModelConfig:
+    """heads: of width / heads values."""
+    dim = width // heads
+    shape = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "ffn": ffn, "vocab_size": vocabulary}
+    return ModelConfig("llama", **shape, context=8192, norm_eps=1e-5, rope=Rope(theta), attention_scale=dim**-0.5, tied_head=tied)
+
+
+SMOLLM2_135M = _llama(30, 576, 9, 3, 1536, 49152, 1e5, tied=True)
+LLAMA3_8B = _llama(32, 4096, 32, 8, 14336, 128256, 5e5, tied=False)
+TINY = _llama(2, 128, 4, 2, 256, 512, 1e5, tied=True)
 
 BITS = {"F16": 16.0, "Q4_0": 4.5}
 """A weight's, by the way of storing."""

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pitstop.config import cache_dir
 
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Of several processes each has a core of its own: an engine takes as many threads as there are cores, and threads that wait spin."""
-    if hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
+    if hasattr(config, "workerinput") and CORES:
         number = int(config.workerinput["workerid"].removeprefix("gw"))
-        os.sched_setaffinity(0, {cores[number % len(cores)]})
+        os.sched_setaffinity(0, {CORES[number % len(CORES)]})
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """For threads that are to run side by side, whatever pytest_configure has set."""
+    if not CORES:
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, CORES)
+    yield
+    os.sched_setaffinity(0, own)
 
 
 @pytest.fixture(scope="session")

@@ -163,8 +163,9 @@ def test_toy_matrix_of_codecs(wide_toy: Path, codec: str, backend: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-def test_default_model_matrix(model_path: Path) -> None:
-    check_matrix(model_path, longest=260, count=16, backend="cpu")
+@pytest.mark.parametrize("count", [16, pytest.param(32, marks=pytest.mark.slow)])
+def test_default_model_matrix(model_path: Path, count: int) -> None:
+    check_matrix(model_path, longest=260, count=count, backend="cpu")
 
 
 @pytest.mark.model
@@ -175,6 +176,7 @@ def test_default_model_matrix_of_codecs(model_path: Path, codec: str) -> None:
     check_matrix(model_path, longest=300, count=8, backend="cpu", codec=codec, guard="off")
 
 
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("codec", ["raw16", *CODECS])
 def test_two_threads_equal_one(wide_toy: Path, codec: str) -> None:
     prompts, params = prompts_and_params(259, 300, 12)

@@ -135,6 +135,7 @@ def check_alone_and_together(folder: Path, backend: str) -> None:
         assert not wrong, f"texts of {wrong} tokens have other bits in company"
 
 
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("backend", ["cpu", "ref"])
 def test_a_text_has_the_same_bits_alone_and_in_any_company(folders, backend: str) -> None:
     check_alone_and_together(folders("bert"), backend)

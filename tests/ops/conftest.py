@@ -1,4 +1,4 @@
-"""Every op test leaves backend, instruction set and threads as it found them."""
+"""Every op test has all cores, and leaves backend, instruction set and threads as it found them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pitstop.ops import dispatch
 
 
 @pytest.fixture(autouse=True)
-def _restore():
+def _restore(all_cores):
     if dispatch.native is None:
         pytest.fail(f"the native kernels are missing: {dispatch.native_missing()}")
     isa, threads = dispatch.native.isa(), torch.get_num_threads()
