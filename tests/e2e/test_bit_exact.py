@@ -163,9 +163,8 @@ def test_toy_matrix_of_codecs(wide_toy: Path, codec: str, backend: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", [16, pytest.param(32, marks=pytest.mark.slow)])
-def test_default_model_matrix(model_path: Path, count: int) -> None:
-    check_matrix(model_path, longest=260, count=count, backend="cpu")
+def test_default_model_matrix(model_path: Path) -> None:
+    check_matrix(model_path, longest=260, count=32, backend="cpu")
 
 
 @pytest.mark.model
