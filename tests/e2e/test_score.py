@@ -41,7 +41,7 @@ def in_process(model_path: Path, prompt: list[int], codec: str) -> tuple[np.ndar
     return rows[: len(prompt)], rows[len(prompt) - 1 :]
 
 
-@pytest.mark.parametrize("codec", ["raw16", "int4"])
+@pytest.mark.parametrize("codec", [pytest.param("raw16", marks=pytest.mark.slow), "int4"])
 def test_the_logits_are_those_of_prefill_and_of_decoding(model_path: Path, codec: str):
     with model_server(model_path, "--kv", codec, "--context", "1024", "--admin", "--kv-guard", "off") as server:
         prompt = server.post("/tokenize", {"prompt": TEXT}).json()["tokens"][:LENGTH]

@@ -58,6 +58,7 @@ def test_a_compressed_cache_differs_by_the_known_amount(reference: Server, model
         assert [check.name for check in strict.failures] == ["quality.mean_kl"]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_a_worse_model_is_caught(reference: Server, model_path: Path):
