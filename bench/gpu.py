@@ -29,7 +29,7 @@ from pitstop import codecs
 from pitstop.config import EngineConfig, KVConfig
 from pitstop.engine.core import Engine
 from pitstop.kv.capacity import page_bytes
-from pitstop.ops import dispatch
+from pitstop.ops import dispatch, gpu
 from pitstop.ops.attention import triton
 from pitstop.ops.attention.layout import Layout
 from pitstop.ops.attention.plan import Heads, Plan, Span, fixed, plan, schedule
@@ -148,7 +148,7 @@ def launcher(
 ) -> tuple[Callable[[], torch.Tensor], Plan]:
     """A launch that is planned once, as a step's layers share it."""
     chosen = choose(
-        [Span(count, start + count) for _, count, start, _, _, _ in cache.items], bench.size.heads, layout, triton.chip(bench.device)
+        [Span(count, start + count) for _, count, start, _, _, _ in cache.items], bench.size.heads, layout, gpu.chip(bench.device)
     )
     if isinstance(chosen, str):
         raise ValueError(chosen)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pitstop import codecs
 from pitstop.ops.attention import ahead
-from pitstop.ops.attention.plan import A100, H200, Chip, Heads, Plan, Span, fixed, plan
+from pitstop.ops.attention.plan import Heads, Plan, Span, fixed, plan
+from pitstop.ops.chip import A100, H200, Chip
 from pitstop.types import KVShape
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"

@@ -12,8 +12,9 @@ from pitstop import codecs
 from pitstop.ops import ahead as compiler
 from pitstop.ops import banks
 from pitstop.ops.attention import ahead
-from pitstop.ops.attention.plan import A100, H200, Heads, Plan, Span, fixed, plan
+from pitstop.ops.attention.plan import Heads, Plan, Span, fixed, plan
 from pitstop.ops.attention.triton import Scores
+from pitstop.ops.chip import A100, H200
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")

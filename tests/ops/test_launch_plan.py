@@ -13,18 +13,16 @@ from pitstop import codecs
 from pitstop.cli import doctor_kernels
 from pitstop.ops.attention import RAW16, Layout, Plane
 from pitstop.ops.attention.plan import (
-    A100,
     GROUP,
-    H200,
     HEAD_DIMS,
     Heads,
     Plan,
     Span,
     fixed,
     plan,
-    resident_blocks,
     schedule,
 )
+from pitstop.ops.chip import A100, H200, resident_blocks
 
 EIGHT = Heads(32, 8, 128)
 DECODE = [Span(1, 16384)] * 32

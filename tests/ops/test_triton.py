@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from interpreter import interpret
 
 from pitstop.errors import Unsupported
 from pitstop.ops import attention, dispatch
 from pitstop.ops.attention import triton
 
-SCRIPT = Path(__file__).with_name("interpreted.py")
-
-
-def interpret(*arguments: str) -> dict[str, dict[str, float]]:
-    """The answers of `python interpreted.py ARGUMENTS`. Half a minute a check is patience, not measure."""
-    environment = os.environ | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=240, env=environment)
-    assert run.returncode == 0, run.stderr[-3000:]
-    return {name: answers for line in run.stdout.splitlines() for name, answers in json.loads(line).items()}
+PROGRAM = "interpreted_attention.py"
 
 
 def test_answers_are_the_reference_s():
-    found = interpret("layouts", "scores")
+    found = interpret(PROGRAM, "layouts", "scores")
     wrong = {(check, name): error for check, errors in found.items() for name, error in errors.items() if not error <= triton.TOLERANCE}
     assert not wrong
     assert {check: len(errors) for check, errors in found.items()} == {"layouts": 5, "scores": 7}
@@ -35,20 +25,20 @@ def test_answers_are_the_reference_s():
 
 @pytest.mark.slow
 def test_answers_of_other_head_dims_are_the_reference_s():
-    found = interpret("dims")["dims"]
+    found = interpret(PROGRAM, "dims")["dims"]
     assert len(found) == 6
     assert {name: error for name, error in found.items() if not error <= triton.TOLERANCE} == {}
 
 
 @pytest.mark.slow
 def test_what_no_row_sees_changes_no_bit():
-    found = interpret("unseen")["unseen"]
+    found = interpret(PROGRAM, "unseen")["unseen"]
     assert len(found) == 8
     assert {name: count for name, count in found.items() if count} == {}
 
 
 def test_bits_do_not_depend_on_how_blocks_share_rows():
-    found = interpret("splits")["splits"]
+    found = interpret(PROGRAM, "splits")["splits"]
     whole = {name: error for name, error in found.items() if name.endswith("whole")}
     assert len(whole) == 2
     assert max(whole.values()) <= 0.01
@@ -71,14 +61,14 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_show(fault):
     old, new, check = FAULTS[fault]
-    found = interpret("--plant", old, new, check)[check]
+    found = interpret(PROGRAM, "--plant", old, new, check)[check]
     assert any(not error <= triton.TOLERANCE * 2 for error in found.values()), found
 
 
 def test_a_wrong_mask_edge_shows():
     old, new, _ = FAULTS["a window that is one too wide"]
-    assert interpret("edge")["edge"]["window of one"] <= triton.TOLERANCE
-    assert interpret("--plant", old, new, "edge")["edge"]["window of one"] > 10 * triton.TOLERANCE
+    assert interpret(PROGRAM, "edge")["edge"]["window of one"] <= triton.TOLERANCE
+    assert interpret(PROGRAM, "--plant", old, new, "edge")["edge"]["window of one"] > 10 * triton.TOLERANCE
 
 
 def test_where_there_is_no_gpu_it_declines():
@@ -91,8 +81,8 @@ def test_where_there_is_no_gpu_it_declines():
 def test_without_triton_it_says_what_to_install():
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "from pitstop.ops.attention import triton\n"
-        "print(triton.missing())\n"
+        "from pitstop.ops import gpu\n"
+        "print(gpu.missing())\n"
         "import importlib.util; importlib.util.find_spec = lambda name: None\n"
         "from pitstop.ops import dispatch\n"
         "try: dispatch.use('triton')\n"

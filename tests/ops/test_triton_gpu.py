@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import interpreted
+import interpreted_attention as interpreted
 import pytest
 import torch
 from op_bits import assert_same_bits

@@ -17,9 +17,10 @@ CODECS = ("raw16", "int8", "int4")
 def plans() -> Iterator[str]:
     """The report, line by line. Loads torch, as codecs do."""
     from pitstop import codecs
+    from pitstop.ops import chip as chips
     from pitstop.ops.attention import plan
 
-    for name, chip in {"A100 (sm_80)": plan.A100, "H100 PCIe (sm_90)": plan.H100_PCIE, "H100 SXM, H200 (sm_90)": plan.H200}.items():
+    for name, chip in {"A100 (sm_80)": chips.A100, "H100 PCIe (sm_90)": chips.H100_PCIE, "H100 SXM, H200 (sm_90)": chips.H200}.items():
         yield f"{name}: {chip.sms} SMs, {chip.shared_block} bytes of shared memory a block"
         for model, heads in MODELS.items():
             for step, spans in STEPS.items():

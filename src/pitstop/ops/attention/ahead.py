@@ -7,8 +7,9 @@ import re
 from pitstop.ops import ahead, banks
 from pitstop.ops.ahead import Compiled
 from pitstop.ops.attention.layout import Layout
-from pitstop.ops.attention.plan import Chip, Heads, Plan, resident_blocks
+from pitstop.ops.attention.plan import Heads, Plan
 from pitstop.ops.attention.triton import Scores, constants, options
+from pitstop.ops.chip import Chip, resident_blocks
 
 POINTERS = {
     "q_at": "*fp32", "tails": "*fp16", "pages8": "*u8", "pages16": "*fp16", "table": "*i32", "work": "*i32", "out_at": "*fp32",

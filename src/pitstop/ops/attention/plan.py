@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pitstop.ops.attention.layout import Layout
+from pitstop.ops.chip import Chip, resident_blocks
 from pitstop.types import SEGMENT
 
 GROUP = 8
@@ -19,26 +20,6 @@ GROUP = 8
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 BITS = (4, 8, 16)
-
-OVERHEAD = 1024
-"""Bytes of shared memory that the driver keeps for each block."""
-
-
-class Chip(NamedTuple):
-    """A GPU, as far as plans depend on it. shared_block and shared_sm in bytes; registers of 4 bytes and warps an SM."""
-
-    arch: int  # 80: sm_80
-    sms: int
-    shared_block: int
-    shared_sm: int
-    registers: int = 65536
-    warps: int = 64
-
-
-A100 = Chip(80, 108, 163 << 10, 164 << 10)
-H100_PCIE = Chip(90, 114, 227 << 10, 228 << 10)
-H200 = Chip(90, 132, 227 << 10, 228 << 10)
-"""And H100 SXM."""
 
 
 class Heads(NamedTuple):
@@ -183,12 +164,6 @@ def shared_bytes(columns: int, stages: int, heads: Heads, layout: Layout, chip: 
         else:
             total += stored * stages + 2 * SEGMENT * heads.padded
     return total
-
-
-def resident_blocks(chip: Chip, warps: int, registers: int, shared: int) -> int:
-    """Blocks that an SM holds together. Registers are handed out to warps by 256."""
-    by_registers = chip.registers // (-(-registers * 32 // 256) * 256 * warps)
-    return min(by_registers, chip.shared_sm // (shared + OVERHEAD), chip.warps // warps)
 
 
 def plan(spans: Sequence[Span], heads: Heads, layout: Layout, chip: Chip) -> Plan | str:

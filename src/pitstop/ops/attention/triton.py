@@ -7,22 +7,18 @@ that of 16-bit keys and queries, the answers' about 1e-3 of the largest value (T
 from __future__ import annotations
 
 import math
-import os
-from functools import cache
 from typing import NamedTuple
 
 import torch
 
+from pitstop.ops import gpu
 from pitstop.ops.attention.layout import Layout, Plane
-from pitstop.ops.attention.plan import GROUP, H200, Chip, Heads, Plan, Schedule, Span, plan, schedule
+from pitstop.ops.attention.plan import GROUP, Heads, Plan, Schedule, Span, plan, schedule
 from pitstop.ops.dispatch import Declined
 from pitstop.types import SEGMENT
 
 TOLERANCE = 4e-3
 """|out - exact| ≤ TOLERANCE · max|v| for scores of a few units: queries, keys, weights and values of 11 bits."""
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton then runs kernels on tensors in host memory."""
 
 _ALONG = {"keys": {"none": 2, "channel": 0, "token": 1, "segment": 2}, "values": {"none": 2, "token": 0, "channel": 1, "segment": 2}}
 
@@ -45,16 +41,6 @@ class Launch(NamedTuple):
     merges: torch.Tensor  # int32 [rows, 8]
     slots: int
     per_group: int
-
-
-@cache
-def missing() -> str | None:
-    """Why Triton cannot be used, or None."""
-    try:
-        import pitstop.ops.attention.triton_kernels  # noqa: F401
-    except ImportError as error:
-        return f"{error}; pip install 'pitstop[gpu]'"
-    return None
 
 
 def constants(plan: Plan, heads: Heads, layout: Layout, scores: Scores) -> dict[str, int | bool]:
@@ -99,16 +85,6 @@ def numbers(scores: Scores) -> tuple[float, float, float, int, int, float]:
     return scale, cap_rate, cap, max(scores.window, 0), length, 1 / math.log2(length) if length > 1 else 0.0
 
 
-@cache
-def chip(device: torch.device) -> Chip:
-    """What is there; an H200 for the interpreter."""
-    if device.type != "cuda":
-        return H200
-    found = torch.cuda.get_device_properties(device)
-    arch = 80 if found.major < 9 else 90
-    return Chip(arch, found.multi_processor_count, found.shared_memory_per_block_optin, found.shared_memory_per_multiprocessor)
-
-
 def prepare(chosen: Plan, work: Schedule, device: torch.device) -> Launch:
     units = torch.tensor(work.units, dtype=torch.int32).view(-1, 8)
     merges = torch.tensor([(*merge, 0, 0, 0) for merge in work.merges], dtype=torch.int32).view(-1, 8)
@@ -150,12 +126,8 @@ def run(
 
 
 def _refuse(q: torch.Tensor, tails: torch.Tensor, pages: torch.Tensor, table: torch.Tensor) -> str | None:
-    if not (q.is_cuda or INTERPRETED):
-        return "q is not on a GPU"
-    if reason := missing():
+    if reason := gpu.refuse(q=q):
         return reason
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "GPUs before sm_80"
     if tails.dtype is not torch.float16 or not tails.is_contiguous():
         return "tails must be contiguous float16"
     if pages.dtype is not torch.uint8 or pages.stride() != (pages.shape[1], 1) or pages.shape[1] % 16:
@@ -188,7 +160,7 @@ def paged_attention(
     spans = items.tolist()
     if not spans or window == 0:
         return out
-    chosen = plan([Span(count, start + count) for _, count, start, _, _, _ in spans], heads, layout, chip(q.device))
+    chosen = plan([Span(count, start + count) for _, count, start, _, _, _ in spans], heads, layout, gpu.chip(q.device))
     if isinstance(chosen, str):
         return Declined(chosen)
     q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()

@@ -1,29 +1,21 @@
 """What the Triton kernels answer: errors relative to the largest value, and bits that differ. test_triton.py judges.
 
-`python interpreted.py CHECK…` runs checks in Triton's interpreter, which must be chosen before Triton is imported, and prints a JSON line
-{check: {name: number}} for each. `--plant OLD NEW` first puts NEW in the place of OLD in the kernels' source.
+A program for interpreter.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
-
-if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from interpreter import main
 
 from pitstop.ops import attention, dispatch
 from pitstop.ops.attention import triton
 from pitstop.ops.attention.layout import RAW16, Layout, Plane
-from pitstop.ops.attention.plan import H200, Heads, Plan, Span, plan, schedule
+from pitstop.ops.attention.plan import Heads, Plan, Span, plan, schedule
 from pitstop.ops.attention.ref import Inputs, make_inputs
+from pitstop.ops.chip import H200
 
 HALF = torch.float16
 DEVICE = "cuda" if torch.cuda.is_available() and __name__ != "__main__" else "cpu"
@@ -142,24 +134,5 @@ def splits() -> dict[str, float]:
 CHECKS = {check.__name__: check for check in (layouts, dims, scores, edge, unseen, splits)}
 
 
-def plant(old: str, new: str) -> None:
-    """Use kernels that have `new` where ours have `old`."""
-    name = "pitstop.ops.attention.triton_kernels"
-    source = Path(importlib.util.find_spec(name).origin).read_text()
-    assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in the kernels"
-    file = Path(tempfile.mkdtemp()) / "triton_kernels.py"
-    file.write_text(source.replace(old, new))
-    spec = importlib.util.spec_from_file_location(name, file)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    attention.triton_kernels = module
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    names = sys.argv[1:]
-    if names and names[0] == "--plant":
-        plant(*names[1:3])
-        names = names[3:]
-    for name in names:
-        print(json.dumps({name: CHECKS[name]()}), flush=True)
+    main(CHECKS, {"triton_kernels": attention})
