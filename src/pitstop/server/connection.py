@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from pitstop.config import ConnectionLimits
@@ -70,7 +70,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _UntilClosed(app, self.transport, cycle))
 
     # What comes
 
@@ -189,6 +189,24 @@ class Connection(HttpToolsProtocol):
         """A closed connection lives on until its last bytes are taken, but not for ever."""
         if self._stall is None:
             self._watch(self.transport.get_write_buffer_size())
+
+
+class _UntilClosed:
+    """The app, sending nothing to a client that is gone. uvicorn learns of that a turn of the loop later; for every piece that comes until
+    then asyncio would log a warning."""
+
+    def __init__(self, app: ASGIApp, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._transport = transport
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def until_closed(message: Message) -> None:
+            if self._transport.is_closing():
+                self._cycle.disconnected = True
+            await send(message)
+
+        await self._app(scope, receive, until_closed)
 
 
 class _OnlyProbes:

@@ -26,12 +26,16 @@ class Slope(NamedTuple):
 
 
 def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Slope:
-    """Least squares, with an interval that allows for residuals of the form e_i = r e_(i-1) + noise.
+    """The slope, with the narrower of two intervals, each around its own estimate, that allow for neighbours that resemble each other.
 
-    The n samples count as m = n (1 - r)/(1 + r) independent ones, both in the variance of the residuals, Σe²/(m - 2), and in Student's t
-    (Santer et al. 2000, J. Geophys. Res. 105, 7337). r is the residuals' lag-1 autocorrelation, freed of its bias under a trend,
-    E r̂ ≈ r - (2 + 4r)/n (Marriott and Pope 1954), and not below 0; m is not below 3. Simulated, the 95 % interval covers the slope in
-    93 to 96 % of 2,000 series of 48 samples for r up to 0.8, and in 87 % when they are random walks.
+    Residuals e_i = r e_(i-1) + noise: least squares, where the n samples count as m = n (1 - r)/(1 + r) independent ones, both in the
+    variance of the residuals, Σe²/(m - 2), and in Student's t (Santer et al. 2000, J. Geophys. Res. 105, 7337). r is the residuals' lag-1
+    autocorrelation, freed of its bias under a trend, E r̂ ≈ r - (2 + 4r)/n (Marriott and Pope 1954), and not below 0; m is not below 3.
+
+    A random walk, of which that knows next to nothing: least squares through the origin of the increments of y along those of x, with n - 2
+    degrees of freedom. It holds for every r, as increments vary the more for noise that comes and goes.
+
+    Simulated, the 95 % interval covers the slope in 92 to 96 % of 2,000 series of 48 samples for r up to 0.9, and in 83 % of random walks.
 
     Raises ValueError for fewer than FEWEST samples, unequal lengths, values that are not finite, or x all equal.
     """
@@ -43,15 +47,30 @@ def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray, conf
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("a slope of values that are not finite")
     centred = x - x.mean()
-    spread = float(centred @ centred)
-    if not spread:
+    if not centred.any():
         raise ValueError("a slope along x that are all equal")
-    value = float(centred @ y) / spread
-    residuals = y - y.mean() - value * centred
+    middle = float(x.mean()), float(y.mean())
+    intervals = _line(centred, y - y.mean(), confidence), _walk(np.diff(x), np.diff(y), confidence)
+    value, half = min(intervals, key=lambda interval: interval[1])
+    return Slope(value, value - half, value + half, middle)
+
+
+def _line(x: np.ndarray, y: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Slope of centred samples, and half of its interval."""
+    spread = float(x @ x)
+    value = float(x @ y) / spread
+    residuals = y - value * x
     squares = float(residuals @ residuals)
     independent = _independent(residuals, squares)
-    half = t_quantile((1 + confidence) / 2, independent - 2) * math.sqrt(squares / (independent - 2) / spread)
-    return Slope(value, value - half, value + half, (float(x.mean()), float(y.mean())))
+    return value, t_quantile((1 + confidence) / 2, independent - 2) * math.sqrt(squares / (independent - 2) / spread)
+
+
+def _walk(dx: np.ndarray, dy: np.ndarray, confidence: float) -> tuple[float, float]:
+    """The same of increments."""
+    spread, freedom = float(dx @ dx), dx.size - 1
+    value = float(dx @ dy) / spread
+    rest = dy - value * dx
+    return value, t_quantile((1 + confidence) / 2, freedom) * math.sqrt(float(rest @ rest) / freedom / spread)
 
 
 def _independent(residuals: np.ndarray, squares: float) -> float:

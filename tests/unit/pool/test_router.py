@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -57,6 +58,24 @@ def test_prefixes_are_bounded_and_forget_leaves_first():
     prefixes.forget(0)
     assert prefixes.shared(trunk + words(2, SEGMENT)) == {1: 2 * SEGMENT}
     assert len(prefixes) == 2
+    assert prefixes.hot(5) == [("", trunk)]
+    prefixes.served(1, trunk + words(3, 9 * SEGMENT))  # longer than what is remembered
+    assert prefixes.hot(5) == [("", trunk + words(3, SEGMENT))]
+
+
+def test_prefixes_take_their_memory_at_once():
+    tracemalloc.start()
+    try:
+        prefixes = Prefixes()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(5000):
+            prefixes.served(number % 3, words(number, SEGMENT))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(prefixes) == 4096
+    assert before > 3 << 20
+    assert after < before * 1.1
 
 
 def test_hot_prompts_come_back_as_they_were():

@@ -72,7 +72,8 @@ def draw(seed: int, number: int, model: str, context: int) -> Ask:
     if kind == "canary":
         which = rng.randrange(len(CANARIES))
         return canary(which, model, logprobs=True)
-    text = f"({number}) {rng.choice(_QUESTIONS).format(rng.choice(_SUBJECTS))} {' '.join(rng.choices(_ASIDES, k=rng.randrange(4)))}"
+    which = " ".join(str(number))  # a prompt of its own, of words that come again: tokenizers remember words, up to some number of them
+    text = f"({which}) {rng.choice(_QUESTIONS).format(rng.choice(_SUBJECTS))} {' '.join(rng.choices(_ASIDES, k=rng.randrange(4)))}"
     if kind == "too long":
         text += " and so on, again" * context  # four tokens or more each
     chat = rng.random() < 0.6

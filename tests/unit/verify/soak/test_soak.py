@@ -179,7 +179,7 @@ def test_two_minutes_catch_a_kilobyte_a_request():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_clean_server_passes_twenty_times_in_twenty(tmp_path: Path):
-    """Takes 11 minutes, four servers and their soaks at a time: what grows does not grow by the clock."""
+    """Takes 21 minutes, two servers and their soaks at a time, a core each."""
 
     def passes(seed: int) -> str:
         result = tmp_path / f"{seed}.json"
@@ -188,5 +188,5 @@ def test_a_clean_server_passes_twenty_times_in_twenty(tmp_path: Path):
             subprocess.run([sys.executable, "-m", "pitstop.cli", *words], stdout=subprocess.DEVNULL, check=False, timeout=300)
         return "; ".join(failed.reason for failed in msgspec.json.decode(result.read_bytes(), type=Outcome).failures)
 
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(passes, range(20))) == [""] * 20
