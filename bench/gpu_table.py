@@ -1,7 +1,6 @@
-"""The attention kernel's configurations, compiled for GPUs that need not be here: registers, shared memory, spills, occupancy, bank
-conflicts.
+"""The kernels' configurations, compiled for GPUs that need not be here: registers, shared memory, spills, occupancy, bank conflicts.
 
-python bench/gpu_table.py [--write]      prints the table, or puts it between the marks in docs/gpu.md
+python bench/gpu_table.py [--only attention|products] [--write]      prints tables, or puts them between their marks in docs/gpu.md
 """
 
 from __future__ import annotations
@@ -11,32 +10,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pitstop import codecs
+from pitstop.ops.ahead import Compiled, Planned
 from pitstop.ops.attention import ahead
 from pitstop.ops.attention.plan import Heads, Plan, Span, fixed, plan
 from pitstop.ops.chip import A100, H200, Chip
+from pitstop.ops.linear import ahead as linear_ahead
+from pitstop.ops.linear import plan as products
 from pitstop.types import KVShape
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
-MARKS = ("<!-- table: bench/gpu_table.py -->", "<!-- end of table -->")
+MARKS = {
+    "attention": ("<!-- table: bench/gpu_table.py -->", "<!-- end of table -->"),
+    "products": ("<!-- table of products: bench/gpu_table.py -->", "<!-- end of products -->"),
+}
 CHIPS = {"sm_80": A100, "sm_90": H200}
 HEADS = {64: Heads(9, 3, 64), 80: Heads(32, 8, 80), 96: Heads(32, 8, 96), 128: Heads(32, 8, 128), 256: Heads(8, 4, 256)}
 STEPS = {"decode": [Span(1, 4096)] * 32, "prefill": [Span(128, 128 * i) for i in range(1, 17)]}
 CODECS = ("raw16", "int8", "int4")
-COLUMNS = (
-    "chip",
-    "head",
-    "KV",
-    "step",
-    "plan",
-    "columns",
-    "stages",
-    "registers",
-    "shared, KB",
-    "spilled",
-    "blocks an SM",
-    "warps of 64",
-    "conflicts",
-)
+PRODUCTS = {"qkv": (6144, 4096), "gate·up": (28672, 4096), "down": (4096, 14336)}
+ROWS = (1, 64, 2048)
+CODES = ("4", "8", "int8", "f16", "bf16")
+COMPILED = ("registers", "shared, KB", "spilled", "blocks an SM", "warps of 64", "conflicts")
+COLUMNS = {
+    "attention": ("chip", "head", "KV", "step", "plan", "columns", "stages", *COMPILED),
+    "products": ("chip", "weights", "product", "rows", "plan", "outputs", "columns", "stages", "blocks a tile", *COMPILED),
+}
 
 
 def configurations() -> Iterator[tuple[str, Heads, str, str, str, Plan]]:
@@ -56,31 +54,52 @@ def supported(codec: str, heads: Heads) -> bool:
     return codecs.get(codec).supports(KVShape(1, heads.kv_heads, heads.head_dim), "cuda") is None
 
 
-def row(chip: str, heads: Heads, codec: str, step: str, name: str, chosen: Plan) -> str:
-    target: Chip = CHIPS[chip]
-    compiled = ahead.compile_plan(chosen, heads, codecs.get(codec).layout, target)
-    blocks = ahead.resident(compiled, chosen, target)
+def attention() -> Iterator[tuple[object, ...]]:
+    for chip, heads, codec, step, name, chosen in configurations():
+        compiled = ahead.compile_plan(chosen, heads, codecs.get(codec).layout, CHIPS[chip])
+        yield chip, heads.head_dim, codec, step, name, chosen.columns, chosen.stages, *facts(compiled, chosen, CHIPS[chip])
+
+
+def all_products() -> Iterator[tuple[object, ...]]:
+    """Of an 8B shape. The fixed tile beside where weights have 4 bits."""
+    for chip in CHIPS:
+        for codes in CODES:
+            for name, sizes in PRODUCTS.items():
+                for rows in ROWS:
+                    shape = products.Shape(rows, *sizes, codes)
+                    for kind, choose in (("planned", products.plan), ("fixed tile", products.fixed)):
+                        if kind == "planned" or codes == "4":
+                            chosen = choose(shape, CHIPS[chip])
+                            compiled = linear_ahead.compile_plan(chosen, shape, CHIPS[chip])
+                            tile = chosen.outs, chosen.columns, chosen.stages, chosen.splits
+                            yield chip, codes, name, rows, kind, *tile, *facts(compiled, chosen, CHIPS[chip])
+
+
+def facts(compiled: Compiled, chosen: Planned, chip: Chip) -> tuple[object, ...]:
+    blocks = ahead.resident(compiled, chosen, chip)
     conflicts, best = ahead.conflicts(compiled)
-    cells = (
-        chip, heads.head_dim, codec, step, name, chosen.columns, chosen.stages, compiled.registers, f"{compiled.shared / 1024:.0f}",
-        compiled.frame, blocks, blocks * chosen.warps, f"{conflicts} of {conflicts + best}",
-    )  # fmt: skip
-    return "| " + " | ".join(map(str, cells)) + " |"
+    shared = f"{compiled.shared / 1024:.0f}"
+    return compiled.registers, shared, compiled.frame, blocks, blocks * chosen.warps, f"{conflicts} of {conflicts + best}"
+
+
+TABLES = {"attention": attention, "products": all_products}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=TABLES)
     parser.add_argument("--write", action="store_true", help="into docs/gpu.md")
     arguments = parser.parse_args()
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    for configuration in configurations():
-        lines.append(row(*configuration))
-        if not arguments.write:
+    for name in (arguments.only,) if arguments.only else TABLES:
+        lines = ["| " + " | ".join(COLUMNS[name]) + " |", "|" + " --- |" * len(COLUMNS[name])]
+        print(*lines, sep="\n")
+        for cells in TABLES[name]():
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
             print(lines[-1], flush=True)
-    if arguments.write:
-        text = PAGE.read_text()
-        before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
-        PAGE.write_text(before + MARKS[0] + "\n" + "\n".join(lines) + "\n" + MARKS[1] + after)
+        if arguments.write:
+            start, end = MARKS[name]
+            text = PAGE.read_text()
+            PAGE.write_text(text.split(start)[0] + start + "\n" + "\n".join(lines) + "\n" + end + text.split(end)[1])
 
 
 if __name__ == "__main__":

@@ -5,10 +5,21 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from pitstop.ops import banks
+from pitstop.ops.chip import Chip, resident_blocks
 
 _REGISTERS, _FRAME = 0x2F, 0x11
 """Attributes of a cubin's .nv.info section: (symbol, count) and (symbol, bytes)."""
+
+
+class Planned(Protocol):
+    """What a launch plan says: shared: bytes a block, registers: a thread, both at most."""
+
+    shared: int
+    registers: int
+    warps: int
 
 
 class Compiled(NamedTuple):
@@ -29,7 +40,7 @@ class Compiled(NamedTuple):
 def compile(
     kernel: object,
     signature: Mapping[str, str],
-    constants: Mapping[str, int | bool],
+    constants: Mapping[str, int | bool | str],
     arch: int,
     options: Mapping[str, int],
     aligned: set[str],
@@ -90,3 +101,33 @@ def facts(cubin: bytes) -> tuple[int, int]:
     if not registers:
         raise ValueError("the cubin names no register count")
     return registers, frame
+
+
+def objections(compiled: Compiled, planned: Planned, chip: Chip) -> list[str]:
+    """What is wrong with it, in words; nothing if it is as planned."""
+    wrong = []
+    if compiled.frame:
+        wrong.append(f"{compiled.frame} bytes of registers are spilled")
+    if compiled.shared > chip.shared_block:
+        wrong.append(f"{compiled.shared} bytes of shared memory pass the block's {chip.shared_block}")
+    if compiled.shared > planned.shared:
+        wrong.append(f"{compiled.shared} bytes of shared memory are more than the {planned.shared} planned")
+    if compiled.registers > planned.registers:
+        wrong.append(f"{compiled.registers} registers are more than the {planned.registers} planned")
+    meant = "mma" if chip.arch < 90 else "wgmma.mma_async"
+    if set(compiled.tensor) != {meant}:
+        wrong.append(f"products by {', '.join(compiled.tensor) or 'no tensor cores'}, not {meant}")
+    if compiled.wide_share < 0.8:
+        wrong.append(f"only {compiled.wide_share:.0%} of the bytes are loaded 16 at a time")
+    return wrong
+
+
+def resident(compiled: Compiled, planned: Planned, chip: Chip) -> int:
+    """Blocks that an SM holds, by what was compiled."""
+    return resident_blocks(chip, planned.warps, compiled.registers, compiled.shared)
+
+
+def conflicts(compiled: Compiled) -> tuple[int, int]:
+    """(conflicts, passes at best) of all moves to and from shared memory that a warp makes in the kernel's text."""
+    moves = banks.accesses(compiled.ttgir)
+    return sum(move.conflicts for move in moves), sum(move.best for move in moves)

@@ -2,7 +2,7 @@
 
 Shared memory has 32 banks of 4 bytes. One pass serves each bank once: the addresses of 32 lanes of up to 4 bytes, 16 of 8, 8 of 16. An
 access takes as many passes as the busiest bank has different words; those beyond the first are conflicts. Layouts are linear over bits: the
-element that (register, lane) holds is the exclusive-or of one vector [row, column] for each bit that is set.
+element that (register, lane) holds is the exclusive-or of one vector (row, column, as many as the tensor has) for each bit that is set.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-Basis = tuple[tuple[int, int], ...]
+Vector = tuple[int, ...]
+Basis = tuple[Vector, ...]
 
 
 class Registers(NamedTuple):
-    """How a tensor [rows, columns] lies in the registers of the first warp: vectors of the bits of register and lane."""
+    """How a tensor lies in the registers of the first warp: vectors of the bits of register and lane."""
 
     register: Basis
     lane: Basis
@@ -22,22 +23,26 @@ class Registers(NamedTuple):
 
 class Shared(NamedTuple):
     """How a tensor lies in shared memory: rows of `order`'s fastest dimension, `vec` elements together, which are exchanged by an
-    exclusive-or with (row / per_phase) % max_phase; split into blocks of `width` elements of the fastest dimension, 0: not split."""
+    exclusive-or with (row / per_phase) % max_phase; split into blocks of `width` elements of the fastest dimension, 0: not split.
+    Dimensions beyond two follow in their order."""
 
-    order: tuple[int, int]
+    order: Vector
     vec: int
     per_phase: int
     max_phase: int
     width: int = 0
 
-    def offset(self, at: tuple[int, int], shape: tuple[int, int]) -> int:
+    def offset(self, at: Vector, shape: Vector) -> int:
         """Of an element, in elements."""
         fast, slow = at[self.order[0]], at[self.order[1]]
         width = self.width or shape[self.order[0]]
         block, inside = divmod(fast, width)
         phase = slow // self.per_phase % self.max_phase
         swapped = (inside // self.vec ^ phase) * self.vec + inside % self.vec
-        return (block * shape[self.order[1]] + slow) * width + swapped
+        rest = 0
+        for axis in reversed(self.order[2:]):
+            rest = rest * shape[axis] + at[axis]
+        return ((rest * (shape[self.order[0]] // width) + block) * shape[self.order[1]] + slow) * width + swapped
 
 
 class Access(NamedTuple):
@@ -56,19 +61,16 @@ def _bits(count: int) -> list[int]:
     return [1 << i for i in range(count.bit_length() - 1)]
 
 
-def blocked(
-    per_thread: tuple[int, int], per_warp: tuple[int, int], warps: tuple[int, int], order: tuple[int, int], shape: tuple[int, int]
-) -> Registers:
+def blocked(per_thread: Vector, per_warp: Vector, warps: Vector, order: Vector, shape: Vector) -> Registers:
     """The layout where each thread holds a small block, threads lie side by side, and the whole is repeated over the tensor."""
-    unit = [0, 0]
-    unit[0] = unit[1] = 1
+    unit = [1] * len(shape)
     register, lane = [], []
     for sizes, into in ((per_thread, register), (per_warp, lane)):
         for axis in order:
             for bit in _bits(sizes[axis]):
                 into.append(_vector(axis, bit * unit[axis], shape))
-        unit = [unit[axis] * sizes[axis] for axis in (0, 1)]
-    unit = [unit[axis] * warps[axis] for axis in (0, 1)]
+        unit = [one * size for one, size in zip(unit, sizes, strict=True)]
+    unit = [one * size for one, size in zip(unit, warps, strict=True)]
     for axis in order:
         step = unit[axis]
         while step < shape[axis]:
@@ -77,9 +79,9 @@ def blocked(
     return Registers(tuple(register), tuple(lane))
 
 
-def _vector(axis: int, step: int, shape: tuple[int, int]) -> tuple[int, int]:
+def _vector(axis: int, step: int, shape: Vector) -> Vector:
     step = step if step < shape[axis] else 0  # threads beyond the tensor hold what others do
-    return (step, 0) if axis == 0 else (0, step)
+    return tuple(step if dimension == axis else 0 for dimension in range(len(shape)))
 
 
 def tensor_core(warps: tuple[int, int], instruction: tuple[int, int], shape: tuple[int, int]) -> Registers:
@@ -118,16 +120,16 @@ def operand(index: int, warps: tuple[int, int], width: int, shape: tuple[int, in
     return Registers(tuple(register), tuple(lane))
 
 
-def _element(layout: Registers, register: int, lane: int) -> tuple[int, int]:
-    row = column = 0
+def _element(layout: Registers, register: int, lane: int) -> Vector:
+    found = (0,) * len(layout.lane[0])
     for basis, value in ((layout.register, register), (layout.lane, lane)):
-        for i, (r, c) in enumerate(basis):
+        for i, vector in enumerate(basis):
             if value >> i & 1:
-                row, column = row ^ r, column ^ c
-    return row, column
+                found = tuple(one ^ other for one, other in zip(found, vector, strict=True))
+    return found
 
 
-def passes(layout: Registers, shared: Shared, shape: tuple[int, int], size: int, matrix: bool = False) -> tuple[int, int]:
+def passes(layout: Registers, shared: Shared, shape: Vector, size: int, matrix: bool = False) -> tuple[int, int]:
     """(passes, passes at best) for all that a warp moves between registers and shared memory, elements of `size` bytes.
 
     A thread moves as many elements at once as are neighbours in memory, up to 16 bytes, whichever registers hold them. matrix: ldmatrix
@@ -173,12 +175,12 @@ def _busiest(starts: set[int], width: int) -> int:
 _SIZES = {"f16": 2, "bf16": 2, "f32": 4, "i8": 1, "i16": 2, "i32": 4}
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.(\w+)<\{(.*)\}>", re.MULTILINE)
 _OPERATION = re.compile(r"ttg\.(local_alloc %|local_store|local_load|async_copy_global_to_local)")
-_TENSOR = re.compile(r"tensor<(\d+)x(\d+)x(?:!tt\.ptr<)?(\w+)>?, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>")
-_MEMORY = re.compile(r"<(\d+)x(\d+)x\w+, (#\w+), #smem")
+_TENSOR = re.compile(r"tensor<((?:\d+x)+)(?:!tt\.ptr<)?(\w+)>?, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>")
+_MEMORY = re.compile(r"<(?:\d+x)+\w+, (#\w+), #smem")
 
 
 def accesses(ttgir: str) -> list[Access]:
-    """Every move of a matrix between registers (or global memory) and shared memory in a kernel, in the order of its text.
+    """Every move of a tensor between registers (or global memory) and shared memory in a kernel, in the order of its text.
 
     What the tensor cores read from shared memory themselves (wgmma) is free of conflicts by its layout, and exchanges between lanes that
     the compiler lays out later are not in this form. Raises ValueError for a layout that is not known.
@@ -190,11 +192,11 @@ def accesses(ttgir: str) -> list[Access]:
         tensor, memory = _TENSOR.search(line), _MEMORY.search(line)
         if not operation or not tensor or not memory:
             continue
-        shape, size = (int(tensor[1]), int(tensor[2])), _SIZES[tensor[3]]
-        shared = _shared(*layouts[memory[3]], size)
-        matrix = "dot_op" in tensor[4] and size * _numbers(tensor[4], "kWidth")[0] == 4 and operation[1] == "local_load"
-        needed, best = passes(_registers(tensor[4], layouts, shape), shared, shape, size, matrix)
-        found.append(Access(f"{operation[1].rstrip(' %')} {shape[0]}x{shape[1]}x{tensor[3]}", needed, best))
+        shape, size = tuple(map(int, tensor[1].rstrip("x").split("x"))), _SIZES[tensor[2]]
+        shared = _shared(*layouts[memory[1]], size)
+        matrix = "dot_op" in tensor[3] and size * _numbers(tensor[3], "kWidth")[0] == 4 and operation[1] == "local_load"
+        needed, best = passes(_registers(tensor[3], layouts, shape), shared, shape, size, matrix)
+        found.append(Access(f"{operation[1].rstrip(' %')} {tensor[1]}{tensor[2]}", needed, best))
     return found
 
 
@@ -218,7 +220,7 @@ def _shared(kind: str, text: str, size: int) -> Shared:
     raise ValueError(f"shared layout {kind}")
 
 
-def _registers(name: str, layouts: dict[str, tuple[str, str]], shape: tuple[int, int]) -> Registers:
+def _registers(name: str, layouts: dict[str, tuple[str, str]], shape: Vector) -> Registers:
     if name.startswith("#ttg.dot_op"):
         kind, text = layouts[re.search(r"parent = (#\w+)", name)[1]]
         width = _numbers(name, "kWidth")[0]

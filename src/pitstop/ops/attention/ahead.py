@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
-from pitstop.ops import ahead, banks
-from pitstop.ops.ahead import Compiled
+from pitstop.ops import ahead
+from pitstop.ops.ahead import Compiled, conflicts, objections, resident
 from pitstop.ops.attention.layout import Layout
 from pitstop.ops.attention.plan import Heads, Plan
 from pitstop.ops.attention.triton import Scores, constants, options
-from pitstop.ops.chip import Chip, resident_blocks
+from pitstop.ops.chip import Chip
+
+__all__ = ["arithmetic", "compile_plan", "conflicts", "objections", "resident"]
 
 POINTERS = {
     "q_at": "*fp32", "tails": "*fp16", "pages8": "*u8", "pages16": "*fp16", "table": "*i32", "work": "*i32", "out_at": "*fp32",
@@ -28,36 +30,6 @@ def compile_plan(plan: Plan, heads: Heads, layout: Layout, chip: Chip, scores: S
 
     chosen = constants(plan, heads, layout, scores or Scores(1.0))
     return ahead.compile(attend, POINTERS | NUMBERS, chosen, chip.arch, options(plan), ALIGNED)
-
-
-def objections(compiled: Compiled, plan: Plan, chip: Chip) -> list[str]:
-    """What is wrong with it, in words; nothing if it is as planned."""
-    wrong = []
-    if compiled.frame:
-        wrong.append(f"{compiled.frame} bytes of registers are spilled")
-    if compiled.shared > chip.shared_block:
-        wrong.append(f"{compiled.shared} bytes of shared memory pass the block's {chip.shared_block}")
-    if compiled.shared > plan.shared:
-        wrong.append(f"{compiled.shared} bytes of shared memory are more than the {plan.shared} planned")
-    if compiled.registers > plan.registers:
-        wrong.append(f"{compiled.registers} registers are more than the {plan.registers} planned")
-    meant = "mma" if chip.arch < 90 else "wgmma.mma_async"
-    if set(compiled.tensor) != {meant}:
-        wrong.append(f"products by {', '.join(compiled.tensor) or 'no tensor cores'}, not {meant}")
-    if compiled.wide_share < 0.8:
-        wrong.append(f"only {compiled.wide_share:.0%} of the bytes are loaded 16 at a time")
-    return wrong
-
-
-def resident(compiled: Compiled, plan: Plan, chip: Chip) -> int:
-    """Blocks that an SM holds, by what was compiled."""
-    return resident_blocks(chip, plan.warps, compiled.registers, compiled.shared)
-
-
-def conflicts(compiled: Compiled) -> tuple[int, int]:
-    """(conflicts, passes at best) of all moves to and from shared memory that a warp makes in the kernel's text."""
-    moves = banks.accesses(compiled.ttgir)
-    return sum(move.conflicts for move in moves), sum(move.best for move in moves)
 
 
 def arithmetic(compiled: Compiled) -> frozenset[tuple[str, ...]]:

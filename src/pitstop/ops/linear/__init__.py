@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops.dispatch import Op
-from pitstop.ops.linear import cpu, ref
+from pitstop.ops.linear import cpu, ref, triton
 from pitstop.ops.linear.packing import QUANTIZED, PackedLinear, Precision, pack, pack_int8, pack_stored
 
 __all__ = ["PackedLinear", "Precision", "accumulate", "linear", "pack", "pack_int8", "pack_stored", "rows"]
 
-_linear = Op("linear", cpu=cpu.linear, ref=ref.linear)
+_linear = Op("linear", triton=triton.linear, cpu=cpu.linear, ref=ref.linear)
 _rows = Op("rows", cpu=cpu.rows, ref=ref.rows)
 _accumulate = Op("accumulate", cpu=cpu.accumulate, ref=ref.accumulate)
 
@@ -21,7 +21,7 @@ def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
     Floating-point kinds: each output is one chain of fused multiply-adds over `in`, ascending (native). Quantised kinds: rows are
     rounded to weight.activations by groups of 32, sums within a group are exact integers, groups are added in order by fused
     multiply-adds. A row that holds an infinity or NaN gives NaN; groups of magnitudes below 2⁻¹⁰⁰ count as zeros. The bias, where the
-    weight has one, is added last.
+    weight has one, is added last. Lines (CUDA): see triton.py, x fp16 or bf16 as well.
     """
     if x.dim() != 2 or x.shape[1] != weight.in_features:
         raise ValueError(f"linear: x must be [rows, {weight.in_features}], got {list(x.shape)}")

@@ -11,15 +11,17 @@ import numpy as np
 import torch
 
 from pitstop.errors import Unsupported
-from pitstop.ops import dispatch
+from pitstop.ops import dispatch, gpu
 from pitstop.ops.dispatch import native
+from pitstop.ops.linear import stored
+from pitstop.ops.linear.lines import Form, lay
 
 PANEL = 16
 """Output columns of one panel."""
 GROUP = 32
 """Inputs whose products are summed as integers."""
 
-Kind = Literal["rows", "stack", "panels", "f16", "bf16", "q4", "q8", "int8", "q5", "q4f", "q4k", "q5k", "q6k"]
+Kind = Literal["rows", "lines", "stack", "panels", "f16", "bf16", "q4", "q8", "int8", "q5", "q4f", "q4k", "q5k", "q6k"]
 Precision = Literal["int16", "int8", "fp32"]
 
 QUANTIZED = {"q4": 0, "q8": 1, "int8": 2, "q5": 3, "q4f": 4, "q4k": 5, "q5k": 6, "q6k": 7}
@@ -63,7 +65,8 @@ class PackedLinear:
     kind "panels", "f16", "bf16": data [ceil(out / 16), in, 16] of fp32, fp16 or bf16, output columns padded with zeros, so that 16 outputs
     are reduced side by side, each in the order of `in`. The QUANTIZED kinds: data uint8, the layout of csrc/packed.h, codes of 4 to 8 bits
     with a scale (and for most a minimum) for each 32, of q6k for each 16, of int8 for each output. "stack": `parts` of other kinds, one
-    after the other by rows; data is empty. "rows": data fp32 [out, in], as torch has it (CUDA).
+    after the other by rows; data is empty. "rows": data fp32 [out, in], as torch has it (CUDA). "lines": data int32 [ceil(out / 16),
+    ceil(in / 128), words], the layout of lines.py (CUDA), of `form`; scales: [out] fp32 of codes that have one for each output.
     activations: what a quantised kind is multiplied by: integers of 16 or 8 bits with an fp32 scale for each 32, or fp32 as they are.
     bias: [out] fp32, added to every row of the product, or None.
     """
@@ -75,9 +78,12 @@ class PackedLinear:
     activations: Precision = "int16"
     bias: torch.Tensor | None = None
     parts: tuple[PackedLinear, ...] = ()
+    form: Form | None = None
+    scales: torch.Tensor | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind}[{self.out_features}, {self.in_features}] on {self.data.device}"
+        kind = f"lines of {self.form.codes}" if self.form else self.kind
+        return f"{kind}[{self.out_features}, {self.in_features}] on {self.data.device}"
 
 
 def pack(weight: torch.Tensor) -> PackedLinear:
@@ -87,6 +93,8 @@ def pack(weight: torch.Tensor) -> PackedLinear:
         raise Unsupported(f"pack takes a float32 matrix (or float16, bfloat16), got {weight.dtype} of shape {list(weight.shape)}")
     out_features, in_features = weight.shape
     if weight.is_cuda:
+        if weight.dtype is not torch.float32 and (step := _step(weight.device)):
+            return _in_lines(weight.shape, stored.Lines(form := Form(_HALVES[weight.dtype], step), lay(form, weight), None))
         return PackedLinear("rows", out_features, in_features, weight.float().contiguous())
     panels = -(-out_features // PANEL)
     data = torch.zeros(panels, in_features, PANEL, dtype=weight.dtype)
@@ -119,6 +127,8 @@ def pack_stored(parts: Sequence[Stored], device: str, activations: Precision = "
     Quantised parts of several kinds become a stack. Floating-point parts of several kinds, mixtures of both, what no layout holds exactly,
     and every kind where the reference runs, become fp32.
     """
+    if device.startswith("cuda") and (step := _step(torch.device(device))) and (packed := pack_lines(parts, torch.device(device), step)):
+        return packed
     if device == "cpu" and "cpu" in dispatch.active():
         kinds = {part.kind for part in parts}
         if kinds <= {*_BLOCKS, _INT8}:
@@ -129,6 +139,40 @@ def pack_stored(parts: Sequence[Stored], device: str, activations: Precision = "
     return pack(_stack([torch.from_numpy(np.require(part.dequantize(), requirements="W")) for part in parts]).to(device))
 
 
+def pack_lines(parts: Sequence[Stored], device: torch.device, step: int) -> PackedLinear | None:
+    """Matrices of one width, stacked by rows → lines for the tensor cores' `step` (lines.py), which Triton's kernels read. Neighbours of
+    several codes become a stack. None where lines do not hold one of them exactly."""
+    packed = []
+    for codes, neighbours in groupby(parts, lambda part: stored.CODES.get(part.kind)):
+        same = list(neighbours)
+        if codes is None or (made := stored.lines(same, device, step)) is None:
+            return None
+        packed.append(_in_lines((sum(part.shape[0] for part in same), same[0].shape[1]), made))
+    return _stacked(packed, "int16")
+
+
+def _in_lines(shape: Sequence[int], made: stored.Lines) -> PackedLinear:
+    return PackedLinear("lines", *shape, made.data, form=made.form, scales=made.scales)
+
+
+def _step(device: torch.device) -> int:
+    """Of lines for a GPU's tensor cores; 0 where Triton's kernels do not run."""
+    if "triton" not in dispatch.active() or gpu.missing() or torch.cuda.get_device_capability(device) < (8, 0):
+        return 0
+    return 2 if gpu.chip(device).arch >= 90 else 4
+
+
+_HALVES = {torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def _stacked(packed: list[PackedLinear], activations: Precision) -> PackedLinear:
+    if len(packed) == 1:
+        return packed[0]
+    out_features, in_features = sum(part.out_features for part in packed), packed[0].in_features
+    data = torch.empty(0, dtype=torch.uint8, device=packed[0].data.device)
+    return PackedLinear("stack", out_features, in_features, data, activations, parts=tuple(packed))
+
+
 def _pack_quantised(parts: Sequence[Stored], activations: Precision) -> PackedLinear | None:
     """Neighbours of one kind together. None where a layout cannot hold one of them exactly."""
     packed = []
@@ -136,10 +180,7 @@ def _pack_quantised(parts: Sequence[Stored], activations: Precision) -> PackedLi
         if (piece := (_pack_rows if kind == "int8" else _pack_blocks)(list(neighbours), activations)) is None:
             return None
         packed.append(piece)
-    if len(packed) == 1:
-        return packed[0]
-    out_features, in_features = sum(part.out_features for part in packed), packed[0].in_features
-    return PackedLinear("stack", out_features, in_features, torch.empty(0, dtype=torch.uint8), activations, parts=tuple(packed))
+    return _stacked(packed, activations)
 
 
 def _pack_blocks(parts: Sequence[Stored], activations: Precision) -> PackedLinear | None:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pitstop.ops.linear import lines
 from pitstop.ops.linear.packing import FLOATS, GROUP, PANEL, QUANTIZED
 from pitstop.ops.rowwise import rowwise
 
 if TYPE_CHECKING:
-    from pitstop.ops.linear.packing import PackedLinear
+    from pitstop.ops.linear import lines
+from pitstop.ops.linear.packing import PackedLinear
 
 TOLERANCE = 2.0
 """|y - exact| ≤ TOLERANCE · √in · 2⁻²⁴ · Σ|x||w|: rounding errors of a chain add up like a random walk (Higham and Mary 2019)."""
@@ -59,6 +61,8 @@ def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < weight.out_features:
             raise IndexError(f"rows: ids reach from {int(ids.min())} to {int(ids.max())} of {weight.out_features}")
         return weight.data[ids // PANEL, :, ids % PANEL].float()
+    if weight.kind == "lines":
+        return lines.rows(weight, ids)
     return dequantize(weight)[ids]
 
 
@@ -71,6 +75,8 @@ def dequantize(weight: PackedLinear) -> torch.Tensor:
     """The weights, [out, in] fp32: the readable truth about every layout."""
     if weight.kind == "rows":
         return weight.data
+    if weight.kind == "lines":
+        return lines.dequantize(weight)
     if weight.kind in FLOATS:
         return weight.data.float().transpose(1, 2).flatten(0, 1)[: weight.out_features]
     if weight.kind == "stack":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops.dispatch import Op
-from pitstop.ops.moe import cpu, ref
+from pitstop.ops.moe import cpu, ref, triton
 from pitstop.ops.moe.experts import Experts
 
 __all__ = ["Experts", "mix", "route"]
 
-_route = Op("route", cpu=cpu.route, ref=ref.route)
-_mix = Op("mix", cpu=cpu.mix, ref=ref.mix)
+_route = Op("route", triton=triton.route, cpu=cpu.route, ref=ref.route)
+_mix = Op("mix", triton=triton.mix, cpu=cpu.mix, ref=ref.mix)
 
 
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,97 @@
+"""The kernel of products compiled for GPUs that are not here: registers, shared memory, tensor cores, wide loads, bank conflicts, and
+faults."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+from pitstop.ops.ahead import conflicts, objections, resident
+from pitstop.ops.chip import A100, H200
+from pitstop.ops.linear import ahead
+from pitstop.ops.linear.plan import Shape, fixed, plan, tile
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+CHIPS = {"sm_80": A100, "sm_90": H200}
+DECODE, SHARED, PREFILL = (1, 28672, 4096), (8, 4096, 14336), (2048, 4096, 4096)
+QUICK = [("4", "sm_80", SHARED), ("4", "sm_90", DECODE), ("8", "sm_90", PREFILL), ("bf16", "sm_80", DECODE)]
+SHAPES = [DECODE, SHARED, PREFILL, (64, 4096, 4096), (24, 6144, 4096), (1, 49152, 576), (512, 576, 1536)]
+CODES = ("4", "8", "int8", "f16", "bf16")
+
+
+def check(codes: str, chip: str, sizes: tuple[int, int, int]) -> None:
+    shape = Shape(*sizes, codes)
+    chosen = plan(shape, CHIPS[chip])
+    compiled = ahead.compile_plan(chosen, shape, CHIPS[chip])
+    assert objections(compiled, chosen, CHIPS[chip]) == []
+    assert resident(compiled, chosen, CHIPS[chip]) >= 1
+
+
+@pytest.mark.parametrize(("codes", "chip", "sizes"), QUICK, ids=str)
+def test_what_is_planned_compiles_as_planned(codes, chip, sizes):
+    check(codes, chip, sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("codes", CODES)
+def test_the_grid_compiles_as_planned(codes, chip, sizes):
+    check(codes, chip, sizes)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_bits_do_not_depend_on_the_plan(chip):
+    """What sums are made of is the same for few rows, which the kernel rounds, and for many (the interpreter cannot see tensor cores)."""
+    found = set()
+    for sizes in (DECODE, PREFILL):
+        shape = Shape(*sizes, "4")
+        found |= {ahead.arithmetic(ahead.compile_plan(plan(shape, CHIPS[chip]), shape, CHIPS[chip]))}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("chip", "step"), [("sm_80", 4), ("sm_90", 2)])
+def test_weights_go_from_memory_to_the_tensor_cores_within_their_threads(chip, step):
+    """The layout has Triton's neighbours in a thread; no number of a weight goes through shared memory."""
+    shape = Shape(*DECODE, "4")
+    chosen = plan(shape, CHIPS[chip])
+    compiled = ahead.compile_plan(chosen, shape, CHIPS[chip])
+    assert {width for _, *widths in ahead.arithmetic(compiled) for width in widths} == {str(step)}
+    matrix = f"{chosen.outs}x128xf16"
+    moves = [line for line in compiled.ttgir.splitlines() if re.search(r"local_(alloc|load|store)", line) and f"tensor<{matrix}" in line]
+    assert moves == []
+
+
+def test_the_other_chip_s_order_would_go_through_shared_memory(monkeypatch):
+    shape = Shape(*DECODE, "4")
+    chosen = plan(shape, A100)
+    right = ahead.compile_plan(chosen, shape, A100)
+    monkeypatch.setattr(ahead, "Form", lambda codes, step: replace(FORM, codes=codes, step=6 - step))
+    wrong = ahead.compile_plan(chosen, shape, A100)
+    assert len(re.findall("convert_layout|local_load", wrong.ttgir)) > len(re.findall("convert_layout|local_load", right.ttgir))
+
+
+FORM = ahead.Form("4", 2)
+
+
+def test_planted_faults_are_objected_to():
+    """A tile over the limit; one whose registers spill."""
+    shape = Shape(*PREFILL, "4")
+    over = tile(shape, A100, 128, 128, 6, 1)
+    assert any("pass the block's" in reason for reason in objections(ahead.compile_plan(over, shape, A100), over, A100))
+    wide = tile(shape, A100, 128, 256, 2, 1)
+    assert any("are spilled" in reason for reason in objections(ahead.compile_plan(wide, shape, A100), wide, A100))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_planner_s_tile_has_fewer_bank_conflicts_than_the_fixed_one(chip):
+    shape = Shape(*DECODE, "4")
+    counts = []
+    for choose in (plan, fixed):
+        counts.append(conflicts(ahead.compile_plan(choose(shape, CHIPS[chip]), shape, CHIPS[chip]))[0])
+    assert counts[0] < counts[1]
