@@ -1,4 +1,5 @@
-"""Attention on a GPU: right first, then how near to the ceiling. At most eight minutes on a bare machine with torch and Triton.
+"""Attention, products and whole models on a GPU: right first, then how near to the ceiling. At most eight minutes on a bare machine with
+torch and Triton.
 
     python bench/gpu.py [--out FOLDER] [--minutes 8]
     python bench/gpu.py --dry-run            the same way through tiny shapes, in Triton's interpreter; its times mean nothing
@@ -22,6 +23,7 @@ if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from gpu_products import products
 from random_model import BITS, LLAMA3_8B, SMOLLM2_135M, RandomSource
 from random_model import TINY as TINY_MODEL
 
@@ -340,7 +342,15 @@ def _decode_steps(engine: Engine, streams: int, steps: int) -> tuple[float, int]
     return sorted(taken)[len(taken) // 2], len(prompt) + steps // 2
 
 
-SECTIONS = {"right": right, "ceilings": ceilings, "decode": decode, "prefill": prefill, "tiles": tiles, "models": models}
+SECTIONS = {
+    "right": right,
+    "ceilings": ceilings,
+    "decode": decode,
+    "prefill": prefill,
+    "tiles": tiles,
+    "products": products,
+    "models": models,
+}
 
 
 def table(bench: Bench) -> Iterator[str]:

@@ -18,13 +18,13 @@ from kquants import encode
 from triton.runtime import interpreter
 
 from pitstop.models.weights.tensor import RawTensor
-from pitstop.ops import dispatch
+from pitstop.ops import dispatch, gpu
 from pitstop.ops import linear as room
 from pitstop.ops.chip import H200
 from pitstop.ops.linear import PackedLinear, plan, ref, triton
 from pitstop.ops.linear.packing import pack_lines
 
-DEVICE = "cuda" if torch.cuda.is_available() and __name__ != "__main__" else "cpu"
+DEVICE = "cuda" if torch.cuda.is_available() and not gpu.INTERPRETED else "cpu"
 KINDS = ("Q4_0", "Q4_1", "Q8_0", "I8", "F16", "BF16")
 STEPS = (2, 4) if DEVICE == "cpu" else (2 if torch.cuda.get_device_capability() >= (9, 0) else 4,)
 
@@ -42,7 +42,16 @@ def _numbers(operand) -> np.ndarray:
     return operand.data.astype(np.float64)
 
 
+def nearest(builder, source, kind):
+    """fp32 → bf16 as GPUs round; the interpreter's own cuts bits off."""
+    if not kind.scalar.is_bf16() or not source.dtype.scalar.is_fp32():
+        return builder.cast_impl(source, kind)
+    bits = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16).numpy()
+    return interpreter.TensorHandle(bits.view(np.uint16), kind.scalar)
+
+
 interpreter.InterpreterBuilder.create_dot = exact_dot
+interpreter.InterpreterBuilder.create_fp_trunc = nearest
 
 
 def stored(kind: str, weight: torch.Tensor) -> RawTensor:
@@ -77,7 +86,7 @@ def launched(x: torch.Tensor, weight: PackedLinear, outs: int, columns: int, sta
     """The answer of this tile."""
     shape = plan.Shape(len(x), weight.out_features, weight.in_features, weight.form.codes)
     out = torch.full((len(x), weight.out_features), torch.nan, device=DEVICE)
-    return triton.run(x, weight, plan.tile(shape, H200, outs, columns, stages, splits), out).cpu()
+    return triton.run(x, weight, plan.tile(shape, H200, outs, columns, stages, splits, columns > 16), out).cpu()
 
 
 def errors(x: torch.Tensor, weight: PackedLinear, y: torch.Tensor) -> tuple[float, float]:

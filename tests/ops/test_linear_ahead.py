@@ -82,9 +82,9 @@ FORM = ahead.Form("4", 2)
 def test_planted_faults_are_objected_to():
     """A tile over the limit; one whose registers spill."""
     shape = Shape(*PREFILL, "4")
-    over = tile(shape, A100, 128, 128, 6, 1)
+    over = tile(shape, A100, 128, 128, 6, 1, True)
     assert any("pass the block's" in reason for reason in objections(ahead.compile_plan(over, shape, A100), over, A100))
-    wide = tile(shape, A100, 128, 256, 2, 1)
+    wide = tile(shape, A100, 128, 256, 2, 1, True)
     assert any("are spilled" in reason for reason in objections(ahead.compile_plan(wide, shape, A100), wide, A100))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 from pitstop.ops.chip import Chip, resident_blocks
@@ -21,6 +22,7 @@ PART, MOST_PARTS = 8, 8
 COLUMNS = {80: (16, 32, 64), 90: (16, 32, 64, 128)}
 OUTS = (64, 128)
 STAGES = (2, 3, 4, 5)
+SPLITS = (1, 2, 4, 8)
 """What a plan chooses from. Columns by architecture: with 128 registers spill on sm_80. stages: of Triton's pipeline, one step in work and
 the others on their way."""
 
@@ -28,7 +30,8 @@ MOST_SHARED = 1 << 16
 """Tiles whose parts blocks may share: each has a counter."""
 
 LATENCY = 24 << 10
-"""Bytes that an SM could read while a block starts and ends; as many must be on their way for its share of the bandwidth."""
+"""Bytes that an SM could read while a block starts and ends, and half of those during a launch; as many must be on their way for its share
+of the bandwidth."""
 
 
 class Shape(NamedTuple):
@@ -99,7 +102,7 @@ def shared_bytes(outs: int, columns: int, stages: int, splits: int, ready: bool,
 
 def thread_registers(columns: int, parted: bool) -> int:
     """Of a thread, at most: sums (twice where parts are added up), weights as numbers, addresses."""
-    return min(255, columns // 2 * (2 if parted else 1) + columns // 4 + 80)
+    return min(255, columns // 2 * (2 if parted else 1) + columns // 4 + 88)
 
 
 @lru_cache(4096)
@@ -112,7 +115,8 @@ def plan(shape: Shape, chip: Chip, columns: int = 0) -> Plan:
     moving = chosen.resident * (chosen.stages - 1) * step_bytes(chosen.outs, shape.codes) >> 10
     idle = chosen.grid[1] * chosen.columns - shape.rows
     why = (
-        f"{chosen.outs} outputs by {chosen.columns} rows a tile: {tiles} tiles, up to {idle} rows idle",
+        f"{chosen.outs} outputs by {chosen.columns} rows a tile: {tiles} tiles, up to {idle} rows idle"
+        + (", activations rounded before" if chosen.ready else ""),
         f"{count} parts of {per_part * BLOCK} inputs, {chosen.splits} blocks a tile: {blocks} blocks for {chip.sms} SMs",
         f"{chosen.stages} stages: {chosen.shared} bytes, {chosen.resident} blocks of {chosen.warps} warps an SM, {moving} KB on their way",
         f"the busiest SM reads {int(cost) >> 10} KB, with starts and ends",
@@ -121,13 +125,12 @@ def plan(shape: Shape, chip: Chip, columns: int = 0) -> Plan:
 
 
 def fixed(shape: Shape, chip: Chip) -> Plan:
-    """The same kernel with one tile for all: 128 outputs by 64 rows, 2 stages, no parts shared. A baseline."""
-    return replace(tile(shape, chip, 128, 64, 2, 1), why=("fixed",))
+    """The same kernel with one tile for all: 128 outputs by 64 rows, 2 stages, no parts shared, rounded before. A baseline."""
+    return replace(tile(shape, chip, 128, 64, 2, 1, True), why=("fixed",))
 
 
-def tile(shape: Shape, chip: Chip, outs: int, columns: int, stages: int, splits: int) -> Plan:
+def tile(shape: Shape, chip: Chip, outs: int, columns: int, stages: int, splits: int, ready: bool) -> Plan:
     """The plan with this tile, unexplained."""
-    ready = columns > 16
     shared = shared_bytes(outs, columns, stages, splits, ready, shape.codes, chip)
     registers = thread_registers(columns, parts(shape.depth)[0] > 1 and splits == 1)
     grid = -(-shape.outs // outs), shape.tiles(columns), splits
@@ -142,13 +145,11 @@ def _candidates(shape: Shape, chip: Chip, given: int) -> Iterator[tuple[float, P
     some, rows = COLUMNS[chip.arch], -(-shape.rows // shape.experts)
     least = next((one for one in some if one >= rows), some[-1])
     for columns in (given,) if given else (one for one in some if one <= least):
-        for outs in OUTS:
-            for stages in STAGES:
-                for splits in (splits for splits in (1, 2, 4, 8) if splits <= count):
-                    candidate = tile(shape, chip, outs, columns, stages, splits)
-                    fits = candidate.shared <= chip.shared_block and candidate.resident
-                    if fits and (splits == 1 or candidate.grid[0] * candidate.grid[1] <= MOST_SHARED):
-                        yield _cost(candidate, shape, chip), candidate
+        for outs, stages, splits, ready in product(OUTS, STAGES, SPLITS, (False, True)):
+            candidate = tile(shape, chip, outs, columns, stages, splits, ready)
+            fits = candidate.shared <= chip.shared_block and candidate.resident and splits <= count
+            if fits and (splits == 1 or candidate.grid[0] * candidate.grid[1] <= MOST_SHARED):
+                yield _cost(candidate, shape, chip), candidate
 
 
 def _cost(plan: Plan, shape: Shape, chip: Chip) -> float:
@@ -163,4 +164,5 @@ def _cost(plan: Plan, shape: Shape, chip: Chip) -> float:
     together = min(plan.resident, -(-tiles // chip.sms))
     slow = max(1.0, LATENCY / (together * (plan.stages - 1) * weights))
     waves = -(-tiles // (chip.sms * plan.resident))
-    return -(-tiles // chip.sms) * block * slow + LATENCY * waves * (1.5 if plan.splits > 1 else 1.0)
+    starts = waves * (1.5 if plan.splits > 1 else 1.0) + (2.0 if plan.ready else 0.0)
+    return -(-tiles // chip.sms) * block * slow + LATENCY * starts
