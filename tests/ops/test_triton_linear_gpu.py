@@ -11,13 +11,13 @@ from test_triton_experts import wrong
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-@pytest.mark.parametrize("check", ["answers", "edges"])
+@pytest.mark.parametrize("check", ["answers", "more_answers", "edges"])
 def test_products_are_the_reference_s(check):
     assert {name: error for name, error in interpreted_linear.CHECKS[check]().items() if not error <= 1} == {}
 
 
 def test_bits_do_not_depend_on_tile_sharing_or_company():
-    found = interpreted_linear.bits() | interpreted_linear.stacks()
+    found = interpreted_linear.bits() | interpreted_linear.more_bits() | interpreted_linear.stacks()
     assert {name: count for name, count in found.items() if not count <= (1 if name.endswith("errors") else 0)} == {}
 
 

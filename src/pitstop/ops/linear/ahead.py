@@ -25,8 +25,13 @@ def compile_plan(plan: Plan, shape: Shape, chip: Chip) -> Compiled:
     from pitstop.ops.linear.triton_kernels import product
 
     form = Form(shape.codes, 2 if chip.arch >= 90 else 4)
-    x = {"x_at": "*fp32" if not plan.ready else "*bf16" if shape.codes == "bf16" else "*fp16"}
-    return ahead.compile(product, x | POINTERS | NUMBERS, constants(plan, form, shape.depth, False), chip.arch, options(plan), ALIGNED)
+    signature = POINTERS | NUMBERS | activations(plan, shape.codes)
+    return ahead.compile(product, signature, constants(plan, form, shape.depth, False), chip.arch, options(plan), ALIGNED)
+
+
+def activations(plan: Plan, codes: str) -> dict[str, str]:
+    """Their type in the signature."""
+    return {"x_at": "*fp32" if not plan.ready else "*bf16" if codes == "bf16" else "*fp16"}
 
 
 def arithmetic(compiled: Compiled) -> frozenset[tuple[str, ...]]:
