@@ -60,7 +60,6 @@ def test_columns_are_as_many_as_there_are_rows():
 @pytest.mark.parametrize("codes", CODES)
 def test_bytes_of_a_step_are_the_layout_s(codes):
     assert step_bytes(16, codes) == 4 * lines.Form(codes, 2).words
-    assert lines.BLOCK == BLOCK
 
 
 def test_the_fixed_tile_is_the_same_for_all():

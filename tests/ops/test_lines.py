@@ -12,6 +12,7 @@ from pitstop.ops import dispatch
 from pitstop.ops.linear import linear, lines, ref, rows
 from pitstop.ops.linear.lines import Form
 from pitstop.ops.linear.packing import pack_lines
+from pitstop.ops.linear.plan import BLOCK
 
 CPU = torch.device("cpu")
 KINDS = {"Q4_0": "4", "Q4_1": "4", "Q8_0": "8", "I8": "int8", "F16": "f16", "BF16": "bf16"}
@@ -57,7 +58,7 @@ def test_a_block_is_whole_lines(kind):
     assert (panels, blocks) == (2, 2)
     assert words * 4 % 128 == 0
     bits = packed.form.bits + {"4": 1, "8": 0.5}.get(packed.form.codes, 0)
-    assert words * 32 == lines.PANEL * lines.BLOCK * bits
+    assert words * 32 == lines.PANEL * BLOCK * bits
 
 
 @pytest.mark.parametrize(("step", "i", "t"), [(2, [3], [1, 2]), (4, [1], [2, 3])])

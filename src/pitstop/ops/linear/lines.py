@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from pitstop.ops.linear.plan import BLOCK
+
 if TYPE_CHECKING:
     from pitstop.ops.linear.packing import PackedLinear
 
-PANEL, BLOCK, GROUP = 16, 128, 32
-"""Outputs of a panel, inputs of a block, inputs that share a scale."""
+PANEL, GROUP = 16, 32
+"""Outputs of a panel, inputs that share a scale."""
 
 Codes = Literal["4", "8", "int8", "f16", "bf16"]
 BITS: dict[Codes, int] = {"4": 4, "8": 8, "int8": 8, "f16": 16, "bf16": 16}
