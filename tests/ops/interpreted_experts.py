@@ -15,7 +15,7 @@ from pitstop.ops.linear import linear
 from pitstop.ops.linear.packing import pack_lines
 from pitstop.ops.moe import ref, triton
 
-WIDTH, FFN, EXPERTS, TOP = 64, 160, 8, 3
+WIDTH, FFN, EXPERTS, TOP = 64, 32, 8, 3
 
 
 def matrices(kind: str, seed: int, outs: int, depth: int):
@@ -24,13 +24,13 @@ def matrices(kind: str, seed: int, outs: int, depth: int):
     return tuple(pack_lines([stored(kind, weight)], torch.device(DEVICE), STEPS[0]) for weight in weights)
 
 
-def some_experts(kind: str) -> moe.Experts:
-    return moe.Experts(matrices(kind, 1, 2 * FFN, WIDTH), matrices(kind, 2, WIDTH, FFN), silu_mul)
+def some_experts(kind: str, width: int = WIDTH) -> moe.Experts:
+    return moe.Experts(matrices(kind, 1, 2 * FFN, width), matrices(kind, 2, width, FFN), silu_mul)
 
 
-def inputs(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(seed: int, rows: int, width: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, ids and weights."""
-    x, logits = ref.make_inputs(seed, rows, WIDTH, EXPERTS)
+    x, logits = ref.make_inputs(seed, rows, width, EXPERTS)
     with dispatch.use("ref"):
         ids, weights = moe.route(logits, TOP, True)
     return x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE)
@@ -75,26 +75,38 @@ def routes() -> dict[str, float]:
 
 
 def mixtures() -> dict[str, float]:
-    """Bits that are not those of products one by one; of rows alone, and backwards; that change with experts whom nobody chose."""
+    """Bits that are not those of products one by one; of a row alone, and backwards; that change with experts whom nobody chose."""
+    experts = some_experts("Q4_0")
+    x, ids, weights = inputs(3, 9)
+    whole = mixed(x, ids, weights, experts)
+    found = {"one by one": different(whole[:3], one_by_one(x[:3], ids[:3], weights[:3], experts))}
+    return found | _company("Q4_0", experts, x, ids, weights)
+
+
+def more_mixtures() -> dict[str, float]:
+    """Other kinds; and inputs of 1,056, which have two parts."""
     found = {}
-    for kind in ("Q4_0", "I8", "BF16"):
-        experts = some_experts(kind)
-        x, ids, weights = inputs(3, 20)
-        whole = mixed(x, ids, weights, experts)
-        if kind == "Q4_0":
-            found["one by one"] = different(whole, one_by_one(x, ids, weights, experts))
-        found[f"{kind}, backwards"] = different(mixed(x.flip(0), ids.flip(0), weights.flip(0), experts), whole.flip(0))
-        found[f"{kind}, a row alone"] = different(mixed(x[7:8], ids[7:8], weights[7:8], experts), whole[7:8])
-        few = ids.clone()
-        few[few == 5] = 2
-        expected = mixed(x, few, weights, experts)
-        for matrix in (experts.gate_up[5], experts.down[5]):
-            matrix.data.fill_(-1)  # scales that are no numbers
-            if matrix.scales is not None:
-                matrix.scales.fill_(torch.nan)
-        found[f"{kind}, nobody's expert"] = different(mixed(x, few, weights, experts), expected)
-        found[f"{kind}, no rows"] = float(mixed(x[:0], ids[:0], weights[:0], experts).numel())
-    return found
+    for kind in ("I8", "Q8_0", "BF16"):
+        found |= _company(kind, some_experts(kind), *inputs(3, 20))
+    experts, (x, ids, weights) = some_experts("Q4_0", 1056), inputs(5, 4, 1056)
+    return found | {"wide, one by one": different(mixed(x, ids, weights, experts), one_by_one(x, ids, weights, experts))}
+
+
+def _company(kind: str, experts: moe.Experts, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> dict[str, float]:
+    whole, few = mixed(x, ids, weights, experts), ids.clone()
+    found = {
+        "backwards": different(mixed(x.flip(0), ids.flip(0), weights.flip(0), experts), whole.flip(0)),
+        "a row alone": different(mixed(x[7:8], ids[7:8], weights[7:8], experts), whole[7:8]),
+        "no rows": float(mixed(x[:0], ids[:0], weights[:0], experts).numel()),
+    }
+    few[few == 5] = 2
+    expected = mixed(x, few, weights, experts)
+    for matrix in (experts.gate_up[5], experts.down[5]):
+        matrix.data.fill_(-1)  # scales that are no numbers
+        if matrix.scales is not None:
+            matrix.scales.fill_(torch.nan)
+    found["nobody's expert"] = different(mixed(x, few, weights, experts), expected)
+    return {f"{kind}, {name}": count for name, count in found.items()}
 
 
 def tiles() -> dict[str, float]:
@@ -116,7 +128,7 @@ def tiles() -> dict[str, float]:
     return {"missed or met twice": float((met != 1).sum()), "strangers": strangers, "tiles": float((work.tiles[:, 2] > 0).sum())}
 
 
-CHECKS = {check.__name__: check for check in (routes, mixtures, tiles)}
+CHECKS = {check.__name__: check for check in (routes, mixtures, more_mixtures, tiles)}
 
 
 if __name__ == "__main__":

@@ -25,10 +25,17 @@ def test_routes_are_the_reference_s():
 
 def test_mixtures_are_products_one_by_one_in_any_company():
     found = interpret(PROGRAM, "mixtures", "tiles")
-    assert len(found["mixtures"]) == 13
+    assert len(found["mixtures"]) == 5
     assert wrong(found["mixtures"]) == {}
     assert found["tiles"].pop("tiles") >= 8 + 2, "one of the eight experts has 40 rows, in tiles of 16"
     assert wrong(found["tiles"]) == {}
+
+
+@pytest.mark.slow
+def test_mixtures_of_other_kinds_are_too():
+    found = interpret(PROGRAM, "more_mixtures")["more_mixtures"]
+    assert len(found) == 13
+    assert wrong(found) == {}
 
 
 FAULTS = {

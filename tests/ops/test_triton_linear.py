@@ -52,8 +52,8 @@ def test_bits_of_other_kinds_do_not_either():
 FAULTS = {
     "one input too many": ("block * 128 + k < depth", "block * 128 + k <= depth", "edges"),
     "one input too few": ("block * 128 + k < depth", "block * 128 + k < depth - 1", "edges"),
-    "the scale of the neighbouring inputs": ("(thread // 4 * 4 + word)", "(thread // 4 * 4 + (word ^ 2))", "edges"),
-    "the scale of the neighbouring output": ("(thread // 4 * 4 + word)", "((thread // 4 ^ 1) * 4 + word)", "edges"),
+    "the scale of the neighbouring inputs": ("(word // 16 * 4 + word % 4)", "(word // 16 * 4 + (word % 4 ^ 2))", "edges"),
+    "the scale of the neighbouring output": ("(word // 16 * 4 + word % 4)", "((word // 16 ^ 1) * 4 + word % 4)", "edges"),
     "nibbles are exchanged": ("tl.join(words, words >> 4)", "tl.join(words >> 4, words)", "edges"),
     "bytes are exchanged": ("pairs = tl.join(words, words >> 8)", "pairs = tl.join(words >> 8, words)", "edges"),
     "parts are merged twice": ("total += tl.load(mine", "total += 2.0 * tl.load(mine", "bits"),

@@ -175,7 +175,7 @@ def _busiest(starts: set[int], width: int) -> int:
 _SIZES = {"f16": 2, "bf16": 2, "f32": 4, "i8": 1, "i16": 2, "i32": 4}
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.(\w+)<\{(.*)\}>", re.MULTILINE)
 _OPERATION = re.compile(r"ttg\.(local_alloc %|local_store|local_load|async_copy_global_to_local)")
-_TENSOR = re.compile(r"tensor<((?:\d+x)+)(?:!tt\.ptr<)?(\w+)>?, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>")
+_TENSOR = re.compile(r"tensor<((?:\d+x){2,})(?:!tt\.ptr<)?(\w+)>?, (#ttg\.dot_op<\{[^}]*\}>|#\w+)>")
 _MEMORY = re.compile(r"<(?:\d+x)+\w+, (#\w+), #smem")
 
 

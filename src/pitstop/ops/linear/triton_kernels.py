@@ -26,8 +26,8 @@ def _halves(words, KIND: tl.constexpr):
 
 @triton.jit
 def _lines(at, there, UNITS: tl.constexpr):
-    """The words of UNITS units, [panels, 32, 4, …, 2], higher inputs later: one load each, so that threads lie side by side in shared
-    memory as well."""
+    """The words of UNITS units, [panels, 128, …, 2], higher inputs later: one load each, of two dimensions, so that threads lie side by
+    side in shared memory as well."""
     if UNITS == 1:
         return tl.load(at, mask=there, other=0)
     else:  # a kernel's function has one type
@@ -36,7 +36,7 @@ def _lines(at, there, UNITS: tl.constexpr):
 
 @triton.jit
 def _two(at, there):
-    """The words of a block's scales of 4-bit codes, [panels, 32, 4, 2]: the later 64 inputs' behind."""
+    """The words of a block's scales of 4-bit codes, [panels, 128, 2]: the later 64 inputs' behind."""
     return tl.join(tl.load(at, mask=there, other=0), tl.load(at + 32, mask=there, other=0))
 
 
@@ -133,12 +133,12 @@ def multiply(
     tile = tl.program_id(0)
     first_part = tl.program_id(2) * per_block
     start, end = first_part * per_part, tl.minimum((first_part + per_block) * per_part, blocks)
-    panel = (tile * PANELS + tl.arange(0, PANELS))[:, None, None]
-    thread, word = tl.arange(0, 32)[None, :, None], tl.arange(0, 4)[None, None, :]
+    panel = (tile * PANELS + tl.arange(0, PANELS))[:, None]
+    word = tl.arange(0, 128)[None, :]  # 4 of each thread
     there = panel * 16 < outs
     panel_at = data + panel.to(tl.int64) * blocks * WORDS
-    codes_at = panel_at + thread * 4 + word
-    scales_of = panel_at + UNITS * 128 + (thread // 4 * 4 + word)
+    codes_at = panel_at + word
+    scales_of = panel_at + UNITS * 128 + (word // 16 * 4 + word % 4)
     k = tl.arange(0, 128)
     x_at = x_rows[:, None] + k[None, :]
     part_sum = tl.zeros([OUTS, COLUMNS], tl.float32)
