@@ -76,7 +76,9 @@ def test_on_sm_80_the_fixed_tile_s_weights_go_through_shared_memory():
 def moved(compiled: Compiled, chosen: Plan) -> list[str]:
     """Moves of the numbers of weights between threads, or into shared memory or out of it."""
     of_weights = f"tensor<{chosen.outs}x128xf16"
-    return [line for line in compiled.ttgir.splitlines() if re.search(r"convert_layout|local_(alloc|load|store)", line) and of_weights in line]
+    return [
+        line for line in compiled.ttgir.splitlines() if re.search(r"convert_layout|local_(alloc|load|store)", line) and of_weights in line
+    ]
 
 
 def test_the_other_chip_s_order_would_go_through_shared_memory(monkeypatch):
