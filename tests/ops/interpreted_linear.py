@@ -54,6 +54,16 @@ interpreter.InterpreterBuilder.create_dot = exact_dot
 interpreter.InterpreterBuilder.create_fp_trunc = nearest
 
 
+def poisoned(*launch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for parts' sums that holds no numbers, lest an earlier launch's are read."""
+    sums, arrived = shared_memory(*launch)
+    return sums.fill_(torch.nan), arrived
+
+
+shared_memory = triton.shared_memory
+triton.shared_memory = poisoned
+
+
 def stored(kind: str, weight: torch.Tensor) -> RawTensor:
     if kind == "I8":
         scales = weight.abs().amax(dim=1, keepdim=True) / 127

@@ -102,9 +102,10 @@ def shared_bytes(outs: int, columns: int, stages: int, splits: int, ready: bool,
     return max(waiting + numbers + max(weights, part), 4 * outs * (columns + 4)) + 64
 
 
-def thread_registers(columns: int, parted: bool) -> int:
-    """Of a thread, at most: sums (twice where parts are added up), weights as numbers, addresses."""
-    return min(255, columns // 2 * (2 if parted else 1) + columns // 4 + 88)
+def thread_registers(outs: int, columns: int, parted: bool) -> int:
+    """Of a thread, at most: sums (twice where parts are added up), weights as numbers, addresses, and activations, of which each of four
+    warps holds twice what each of eight does."""
+    return min(255, columns // 2 * (2 if parted else 1) + columns // 4 + (120 if outs == 64 else 88))
 
 
 @lru_cache(4096)
@@ -134,7 +135,7 @@ def fixed(shape: Shape, chip: Chip) -> Plan:
 def tile(shape: Shape, chip: Chip, outs: int, columns: int, stages: int, splits: int, ready: bool) -> Plan:
     """The plan with this tile, unexplained."""
     shared = shared_bytes(outs, columns, stages, splits, ready, shape.codes, chip)
-    registers = thread_registers(columns, parts(shape.depth)[0] > 1 and splits == 1)
+    registers = thread_registers(outs, columns, parts(shape.depth)[0] > 1 and splits == 1)
     grid = -(-shape.outs // outs), shape.tiles(columns), splits
     warps = outs // 16
     resident = resident_blocks(chip, warps, registers, shared)
