@@ -57,7 +57,7 @@ FAULTS = {
     "nibbles are exchanged": ("tl.join(words, words >> 4)", "tl.join(words >> 4, words)", "edges"),
     "bytes are exchanged": ("pairs = tl.join(words, words >> 8)", "pairs = tl.join(words >> 8, words)", "edges"),
     "parts are merged twice": ("total += tl.load(mine", "total += 2.0 * tl.load(mine", "bits"),
-    "parts are merged before they are there": ("== tl.num_programs(2) - 1", "== 0", "bits"),
+    "parts are merged before they are there": ("== tl.num_programs(2) - 1", "== tl.num_programs(2) - 2", "bits"),
     "a part goes on in the next": (
         "part_sum = tl.zeros([OUTS, COLUMNS], tl.float32)\n    if not",
         "part_sum = part_sum\n    if not",
