@@ -13,7 +13,7 @@ from pitstop.ops import banks
 from pitstop.ops.ahead import Compiled, conflicts, objections, resident
 from pitstop.ops.chip import A100, H200
 from pitstop.ops.linear import ahead
-from pitstop.ops.linear.plan import Plan, Shape, fixed, plan, tile
+from pitstop.ops.linear.plan import Plan, Shape, plan, tile
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -64,13 +64,6 @@ def test_weights_go_from_memory_to_the_tensor_cores_within_their_threads(chip, s
     compiled = ahead.compile_plan(chosen, shape, CHIPS[chip])
     assert {width for _, *widths in ahead.arithmetic(compiled) for width in widths} == {str(step)}
     assert moved(compiled, chosen) == []
-
-
-def test_on_sm_80_the_fixed_tile_s_weights_go_through_shared_memory():
-    """Of its warps several multiply the same ones."""
-    shape = Shape(*DECODE, "4")
-    baseline = fixed(shape, A100)
-    assert moved(ahead.compile_plan(baseline, shape, A100), baseline) != []
 
 
 def moved(compiled: Compiled, chosen: Plan) -> list[str]:

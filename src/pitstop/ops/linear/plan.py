@@ -89,17 +89,15 @@ def step_bytes(outs: int, codes: str) -> int:
 
 
 def shared_bytes(outs: int, columns: int, stages: int, splits: int, ready: bool, codes: str, chip: Chip) -> int:
-    """Of a block, at most: lines on their way, scales four times over (a thread has its own), activations, and those once more as numbers.
-    Beside them weights as numbers where several warps multiply them (on sm_80, from 32 columns on), or a part's sums on their way out;
-    or all sums at the end."""
+    """Of a block, at most: lines on their way, scales four times over (a thread has its own), activations, and those once more as numbers;
+    beside them a part's sums on their way out, or all sums at the end."""
     bits, scales = _LINE_BITS[codes]
     lines = outs * BLOCK * bits // 8 + outs * BLOCK * scales // 32 // 8 * 4
     activations = columns * BLOCK * (2 if ready else 4)
     waiting = (stages - 1) * lines + (stages if ready and chip.arch >= 90 else stages - 1) * activations
     numbers = 0 if ready else columns * BLOCK * 2
-    weights = outs * BLOCK * 2 if chip.arch < 90 and columns > 16 else 0
     part = 4 * outs * columns if splits > 1 else 0
-    return max(waiting + numbers + max(weights, part), 4 * outs * (columns + 4)) + 64
+    return max(waiting + numbers + part, 4 * outs * (columns + 4)) + 64
 
 
 def thread_registers(outs: int, columns: int, parted: bool) -> int:
