@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from pitstop.ops.activation import cpu, ref
+from pitstop.ops.activation import cpu, ref, triton
 from pitstop.ops.dispatch import Op
 
-_silu_mul = Op("silu_mul", cpu=cpu.silu_mul, ref=ref.silu_mul)
-_gelu_tanh_mul = Op("gelu_tanh_mul", cpu=cpu.gelu_tanh_mul, ref=ref.gelu_tanh_mul)
-_gelu_erf_mul = Op("gelu_erf_mul", cpu=cpu.gelu_erf_mul, ref=ref.gelu_erf_mul)
-_gelu_tanh = Op("gelu_tanh", cpu=cpu.gelu_tanh, ref=ref.gelu_tanh)
-_gelu_erf = Op("gelu_erf", cpu=cpu.gelu_erf, ref=ref.gelu_erf)
-_softcap = Op("softcap", cpu=cpu.softcap, ref=ref.softcap)
+_silu_mul = Op("silu_mul", triton=triton.silu_mul, cpu=cpu.silu_mul, ref=ref.silu_mul)
+_gelu_tanh_mul = Op("gelu_tanh_mul", triton=triton.gelu_tanh_mul, cpu=cpu.gelu_tanh_mul, ref=ref.gelu_tanh_mul)
+_gelu_erf_mul = Op("gelu_erf_mul", triton=triton.gelu_erf_mul, cpu=cpu.gelu_erf_mul, ref=ref.gelu_erf_mul)
+_gelu_tanh = Op("gelu_tanh", triton=triton.gelu_tanh, cpu=cpu.gelu_tanh, ref=ref.gelu_tanh)
+_gelu_erf = Op("gelu_erf", triton=triton.gelu_erf, cpu=cpu.gelu_erf, ref=ref.gelu_erf)
+_softcap = Op("softcap", triton=triton.softcap, cpu=cpu.softcap, ref=ref.softcap)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

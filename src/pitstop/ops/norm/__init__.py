@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops.dispatch import Op
-from pitstop.ops.norm import cpu, ref
+from pitstop.ops.norm import cpu, ref, triton
 
-_rms_norm = Op("rms_norm", cpu=cpu.rms_norm, ref=ref.rms_norm)
-_add_rms_norm = Op("add_rms_norm", cpu=cpu.add_rms_norm, ref=ref.add_rms_norm)
-_layer_norm = Op("layer_norm", cpu=cpu.layer_norm, ref=ref.layer_norm)
+_rms_norm = Op("rms_norm", triton=triton.rms_norm, cpu=cpu.rms_norm, ref=ref.rms_norm)
+_add_rms_norm = Op("add_rms_norm", triton=triton.add_rms_norm, cpu=cpu.add_rms_norm, ref=ref.add_rms_norm)
+_layer_norm = Op("layer_norm", triton=triton.layer_norm, cpu=cpu.layer_norm, ref=ref.layer_norm)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops.dispatch import Op
-from pitstop.ops.rope import cpu, ref
+from pitstop.ops.rope import cpu, ref, triton
 
-_rotate = Op("rotate", cpu=cpu.rotate, ref=ref.rotate)
-_hadamard = Op("hadamard", cpu=cpu.hadamard, ref=ref.hadamard)
+_rotate = Op("rotate", triton=triton.rotate, cpu=cpu.rotate, ref=ref.rotate)
+_hadamard = Op("hadamard", triton=triton.hadamard, cpu=cpu.hadamard, ref=ref.hadamard)
 
 
 def tables(positions: int, frequencies: torch.Tensor, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops.dispatch import Op
-from pitstop.ops.sample import ref
+from pitstop.ops.sample import ref, triton
 
 __all__ = ["candidates", "greedy"]
 
-_greedy = Op("greedy", ref=ref.greedy)
-_candidates = Op("candidates", ref=ref.candidates)
+_greedy = Op("greedy", triton=triton.greedy, ref=ref.greedy)
+_candidates = Op("candidates", triton=triton.candidates, ref=ref.candidates)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
