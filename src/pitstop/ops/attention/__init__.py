@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import torch
 
-from pitstop.ops.attention import cpu, full, ref, triton
+from pitstop.ops.attention import cache, cpu, full, ref, triton
 from pitstop.ops.attention.layout import RAW16, RAW32, Layout, Plane
 from pitstop.ops.dispatch import Op
 
 __all__ = ["RAW16", "RAW32", "Layout", "Plane", "append", "full_attention", "paged_attention", "seal"]
 
-_append = Op("append", cpu=cpu.append, ref=ref.append)
-_seal = Op("seal", cpu=cpu.seal, ref=ref.seal)
+_append = Op("append", triton=cache.append, cpu=cpu.append, ref=ref.append)
+_seal = Op("seal", triton=cache.seal, cpu=cpu.seal, ref=ref.seal)
 _paged_attention = Op("paged_attention", triton=triton.paged_attention, cpu=cpu.paged_attention, ref=ref.paged_attention)
 _full_attention = Op("full_attention", cpu=full.by_native, ref=full.by_torch)
 

@@ -20,7 +20,8 @@ from pitstop.types import SEGMENT
 TOLERANCE = 4e-3
 """|out - exact| ≤ TOLERANCE · max|v| for scores of a few units: queries, keys, weights and values of 11 bits."""
 
-_ALONG = {"keys": {"none": 2, "channel": 0, "token": 1, "segment": 2}, "values": {"none": 2, "token": 0, "channel": 1, "segment": 2}}
+ALONG = {"keys": {"none": 2, "channel": 0, "token": 1, "segment": 2}, "values": {"none": 2, "token": 0, "channel": 1, "segment": 2}}
+"""What ranges belong to: lines of a plane (0), columns (1), the whole (2). Keys lie a channel a line, values a token a line."""
 
 
 class Scores(NamedTuple):
@@ -45,7 +46,7 @@ class Launch(NamedTuple):
 
 def constants(plan: Plan, heads: Heads, layout: Layout, scores: Scores) -> dict[str, int | bool]:
     """The constants that `attend` is compiled with."""
-    along = {name: _ALONG[name][getattr(layout, name).ranges] for name in ("keys", "values")}
+    along = {name: ALONG[name][getattr(layout, name).ranges] for name in ("keys", "values")}
     lead = layout.first() if layout.lead else (Plane(16), Plane(16))
     heat = 0 if not scores.temperature_length else 2 if scores.cap_first else 1
     return {
