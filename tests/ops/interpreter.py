@@ -29,7 +29,8 @@ def interpret(program: str, *arguments: str) -> dict[str, dict[str, float]]:
 
 
 def main(checks: Checks, kernels: Mapping[str, ModuleType]) -> None:
-    """The body of a program. kernels: files with kernels, by name, and the package that each lies in."""
+    """The body of a program. kernels: files with kernels, by name, and the package that each lies in. Where several have a name, something
+    and a dot come before it."""
     import torch
 
     torch.set_num_threads(1)
@@ -43,15 +44,16 @@ def main(checks: Checks, kernels: Mapping[str, ModuleType]) -> None:
 
 def _plant(old: str, new: str, kernels: Mapping[str, ModuleType]) -> None:
     """Use kernels that have `new` where ours have `old`."""
-    sources = {name: Path(package.__path__[0], f"{name}.py").read_text() for name, package in kernels.items()}
+    sources = {name: Path(package.__path__[0], f"{name.rpartition('.')[2]}.py").read_text() for name, package in kernels.items()}
     found = [name for name, source in sources.items() if old in source]
     assert len(found) == 1, f"{old!r} is in {found or 'none'} of {', '.join(kernels)}"
     (name,) = found
     assert sources[name].count(old) == 1, f"{old!r} is {sources[name].count(old)} times in {name}"
-    file = Path(tempfile.mkdtemp()) / f"{name}.py"
+    module_name = name.rpartition(".")[2]
+    file = Path(tempfile.mkdtemp()) / f"{module_name}.py"
     file.write_text(sources[name].replace(old, new))
-    full = f"{kernels[name].__name__}.{name}"
+    full = f"{kernels[name].__name__}.{module_name}"
     spec = importlib.util.spec_from_file_location(full, file)
     sys.modules[full] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    setattr(kernels[name], name, module)
+    setattr(kernels[name], module_name, module)

@@ -47,7 +47,7 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     Without it a neighbour's width would decide how numbers lie on threads, and so in which order they are added up.
     """
     x = strided(x) if x.dim() > 1 else x.contiguous()
-    if unit(x.shape[-1]) == 4 and (x.data_ptr() % 16 or x.stride(0) % 4 and x.dim() > 1):
+    if unit(x.shape[-1]) == 4 and (x.data_ptr() % 16 or (x.dim() > 1 and x.stride(0) % 4)):
         return x.clone(memory_format=torch.contiguous_format)
     return x
 

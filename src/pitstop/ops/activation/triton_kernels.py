@@ -37,7 +37,8 @@ def _exp(x):
 
 @triton.jit
 def _gelu_erf(x):
-    """x / 2 · erfc(-x / √2). 1 + erf loses what is small to what cancels: there Laplace's continued fraction (Abramowitz and Stegun 7.1.14)."""
+    """x / 2 · erfc(-x / √2). 1 + erf loses what is small to what cancels: there it is Laplace's continued fraction (Abramowitz and Stegun
+    7.1.14)."""
     x = x.to(tl.float64)
     z = x * 0.7071067811865476
     depth = tl.minimum(tl.maximum(-z, 4.0), 40.0)

@@ -1,5 +1,5 @@
-"""append and seal by Triton kernels (cache_kernels.py). Their grids come of shapes alone: nothing is read back, and items may be padded with
-(0, 0, 0, 0, -1, 0), which do nothing."""
+"""append and seal by Triton kernels (cache_kernels.py). Their grids come of shapes alone: nothing is read back, and items may be padded
+with (0, 0, 0, 0, -1, 0), which do nothing."""
 
 from __future__ import annotations
 

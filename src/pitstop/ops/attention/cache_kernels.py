@@ -11,7 +11,8 @@ def append(
     k_at, v_at, tails, items, k_row, v_row, kv_heads,
     DIM: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (items, KV heads, 128 / TOKENS). Rows of k and v lie k_row · UNIT and v_row · UNIT numbers apart. An item of no rows does nothing."""
+    """Grid (items, KV heads, 128 / TOKENS). Rows of k and v lie k_row · UNIT and v_row · UNIT numbers apart. An item of no rows does
+    nothing."""
     items += tl.program_id(0) * 6
     head = tl.program_id(1)
     done = tl.program_id(2) * TOKENS

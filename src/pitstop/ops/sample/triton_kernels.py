@@ -1,4 +1,4 @@
-"""The choices for GPUs, in Triton: a logit and its id in one integer, of which the largest are kept. No order of comparing changes which."""
+"""The choices for GPUs, in Triton: a logit and its id are one integer, and the largest are kept, in whatever order they are compared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ LOW = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _keys(logits, column):
-    """Integers in the order of what is chosen: above the bits of the logit, with those below the sign turned over where it is negative (IEEE
-    754 numbers then compare as integers), below how far the id is from the last there could be. NaN is the largest; adding 0 leaves one zero."""
+    """Integers in the order of what is chosen. The high half is the logit's bits, those below the sign turned over where it is negative,
+    so that they compare as the numbers do; the low half is how far the id is from the last there could be. NaN is the largest; adding 0
+    leaves one zero."""
     bits = (logits + 0.0).to(tl.int32, bitcast=True)
     bits = tl.where(logits != logits, LOW, bits ^ ((bits >> 31) & LOW))
     return (bits.to(tl.int64) << 32) | (column ^ LOW).to(tl.int64)

@@ -1,0 +1,107 @@
+"""The kernels that work row by row in Triton's interpreter against references and native kernels, and faults that must show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreter import interpret
+
+from pitstop.errors import Unsupported
+from pitstop.ops import activation, attention, dispatch, norm, rope, sample
+
+PROGRAM = "interpreted_rows.py"
+QUICK = {"norms": 16, "activations": 18, "rotations": 9, "choices": 16, "caches": 5, "edges": 6, "alone": 28}
+"""Checks and how many answers each has."""
+
+
+def wrong(found: dict[str, float], check: str) -> dict[str, float]:
+    """Norms may err as their references say, GELU with erf too; all else must be the same."""
+    tolerated = {name: 1.0 if "norm" in name or "gelu_erf" in name else 0.0 for name in found}
+    tolerated |= dict.fromkeys(found, 0.0) if check == "alone" else {}
+    return {name: error for name, error in found.items() if not error <= tolerated[name]}
+
+
+def test_answers_are_the_references():
+    found = interpret(PROGRAM, *QUICK)
+    assert {check: wrong(errors, check) for check, errors in found.items() if wrong(errors, check)} == {}
+    assert {check: len(errors) for check, errors in found.items()} == QUICK
+
+
+@pytest.mark.slow
+def test_pages_of_other_head_dims_are_the_references():
+    found = interpret(PROGRAM, "other_caches")["other_caches"]
+    assert wrong(found, "other_caches") == {}
+    assert len(found) == 17
+
+
+FAULTS = {
+    "eps outside the root": ("tl.sum(x * x, 1), count) + eps)", "tl.sum(x * x, 1), count)) + eps", "norms"),
+    "the mean of a whole tile": ("tl.full([ROWS], WIDTH, tl.float32)", "tl.full([ROWS], COLUMNS, tl.float32)", "norms"),
+    "padding that counts as numbers": ("x = tl.where(here, x - tl.div_rn", "x = tl.where(row[:, None] >= 0, x - tl.div_rn", "norms"),
+    "a neighbouring head": ("row % heads * WIDTH", "(row + 1) % heads * WIDTH", "norms"),
+    "no bias": ("x += tl.load(bias_at + column,", "x = x + 0 * tl.load(bias_at + column,", "norms"),
+    "gates for factors": ("tl.load(at + WIDTH, mask", "tl.load(at, mask", "activations"),
+    "e^x for e^-x": ("_exp(0.0 - x)", "_exp(x)", "activations"),
+    "half of a hyperbolic tangent's exponent": ("_exp(x + x)", "_exp(x)", "activations"),
+    "NaN that becomes a number": ("-104.0, propagate_nan=tl.PropagateNan.ALL", "-104.0", "activations"),
+    "a short fraction": ("tl.static_range(8)", "tl.static_range(3)", "activations"),
+    "a neighbour's position": ("tl.load(positions + row)", "tl.load(positions + row // 2)", "rotations"),
+    "pairs in the wrong order": (
+        "tl.join(a * cos - b * sin, b * cos + a * sin)", "tl.join(b * cos + a * sin, a * cos - b * sin)", "rotations",
+    ),
+    "a turn the other way": ("at, a * cos - b * sin, mask", "at, a * cos + b * sin, mask", "rotations"),
+    "differences before sums": ("tl.join(a + b, a - b)", "tl.join(a - b, a + b)", "rotations"),
+    "a position outside": ("(position >= 0) & (position < context)", "position < context", "rotations"),
+    "of equal logits the last": ("(column ^ LOW).to(tl.int64)", "column.to(tl.int64)", "choices"),
+    "zeros of two kinds": ("(logits + 0.0)", "logits", "choices"),
+    "NaN is the least": ("tl.where(logits != logits, LOW,", "tl.where(logits != logits, -LOW,", "choices"),
+    "the last logit is not there": ("tl.where(column < count, keys", "tl.where(column < count - 1, keys", "choices"),
+    "keys rounded towards zero": (
+        "k = tl.load(k_at + rows * (k_row * UNIT) + at, mask=here, other=0.0).to(tl.float16)",
+        'k = tl.load(k_at + rows * (k_row * UNIT) + at, mask=here, other=0.0).to(tl.float16, fp_downcast_rounding="rtz")', "caches",
+    ),
+    "the neighbouring token's place": ("(start % 128 + token)[:, None]", "((start + 1) % 128 + token)[:, None]", "caches"),
+    "a row too many": ("(token < count)[:, None]", "(token <= count)[:, None]", "caches"),
+    "halves of bytes are exchanged": ("low | (high << 4)", "high | (low << 4)", "caches"),
+    "the neighbouring token's range": ("tl.store(ranges + row, scale,", "tl.store(ranges + (row ^ 1), scale,", "caches"),
+    "codes cut off": ("(code + 8388608.0).to(tl.int32, bitcast=True)", "code.to(tl.int32)", "caches"),
+    "halves rounded up": ("(code + 8388608.0).to(tl.int32, bitcast=True)", "(code + 0.5).to(tl.int32)", "edges"),
+    "a segment that is not sealed": ("if page >= 0:", "if page > 0:", "caches"),
+    "padding that is sealed": ("if page >= 0:", "if page >= -1:", "caches"),
+    "the first segment is like the others": ("if start < 128:", "if start < 0:", "caches"),
+    "a plane's padding": ("tl.where(half == 1, zero, 0.0)", "zero", "caches"),
+    "a zero of the wrong sign": ("least + 0.0, most + 0.0", "least, most", "edges"),
+    "NaN among numbers": ("(here & (x != x)).to(tl.int32), axis) > 0", "(here & (x != x)).to(tl.int32), axis) > 1", "edges"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_show(fault):
+    old, new, check = FAULTS[fault]
+    found = interpret(PROGRAM, "--plant", old, new, check)[check]
+    assert wrong(found, check)
+
+
+X, ITEMS = torch.ones(1, 128), torch.zeros(1, 6, dtype=torch.int32)
+TAILS, PAGES = torch.zeros(1, 1, 2, 128 * 128, dtype=torch.float16), torch.zeros(1, 128 * 128 * 4, dtype=torch.uint8)
+CALLS = {
+    "rms_norm": lambda: norm.rms_norm(X, X[0], 1e-6),
+    "add_rms_norm": lambda: norm.add_rms_norm(X, X, X[0], 1e-6),
+    "layer_norm": lambda: norm.layer_norm(X, X[0], X[0], 1e-6),
+    "rotate": lambda: rope.rotate(X[:, None], ITEMS[0, :1], X[:, :64], X[:, :64], False),
+    "hadamard": lambda: rope.hadamard(X[:, None]),
+    "silu_mul": lambda: activation.silu_mul(X),
+    "gelu_erf": lambda: activation.gelu_erf(X),
+    "softcap": lambda: activation.softcap(X, 1.0),
+    "greedy": lambda: sample.greedy(X),
+    "candidates": lambda: sample.candidates(X, 3),
+    "append": lambda: attention.append(X[:, None], X[:, None], TAILS, ITEMS),
+    "seal": lambda: attention.seal(TAILS, PAGES, ITEMS, ITEMS[0], attention.RAW16),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_where_there_is_no_gpu_they_decline(name):
+    with dispatch.use("triton"), pytest.raises(Unsupported, match=rf"{name}\(.*triton: \w+ is not on a GPU"):
+        CALLS[name]()
