@@ -1,5 +1,5 @@
-"""Attention, products and whole models on a GPU: right first, then how near to the ceiling. At most eight minutes on a bare machine with
-torch and Triton.
+"""Attention, products, what is done row by row and whole models on a GPU: right first, then how near to the ceiling. At most eight
+minutes on a bare machine with torch and Triton.
 
     python bench/gpu.py [--out FOLDER] [--minutes 8]
     python bench/gpu.py --dry-run            the same way through tiny shapes, in Triton's interpreter; its times mean nothing
@@ -24,6 +24,7 @@ if "--dry-run" in sys.argv:
 
 import torch
 from gpu_products import products
+from gpu_rows import by_row
 from random_model import BITS, LLAMA3_8B, SMOLLM2_135M, RandomSource
 from random_model import TINY as TINY_MODEL
 
@@ -349,6 +350,7 @@ SECTIONS = {
     "prefill": prefill,
     "tiles": tiles,
     "products": products,
+    "rows": by_row,
     "models": models,
 }
 

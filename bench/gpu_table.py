@@ -1,6 +1,6 @@
 """The kernels' configurations, compiled for GPUs that need not be here: registers, shared memory, spills, occupancy, bank conflicts.
 
-python bench/gpu_table.py [--only attention|products] [--write]      prints tables, or puts them between their marks in docs/gpu.md
+python bench/gpu_table.py [--only attention|products|rows] [--write]      prints tables, or puts them between their marks in docs/gpu.md
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pitstop import codecs
+from pitstop.ops import row_ahead
 from pitstop.ops.ahead import Compiled, Planned
 from pitstop.ops.attention import ahead
 from pitstop.ops.attention.plan import Heads, Plan, Span, fixed, plan
@@ -22,6 +23,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 MARKS = {
     "attention": ("<!-- table: bench/gpu_table.py -->", "<!-- end of table -->"),
     "products": ("<!-- table of products: bench/gpu_table.py -->", "<!-- end of products -->"),
+    "rows": ("<!-- table of rows: bench/gpu_table.py -->", "<!-- end of rows -->"),
 }
 CHIPS = {"sm_80": A100, "sm_90": H200}
 HEADS = {64: Heads(9, 3, 64), 80: Heads(32, 8, 80), 96: Heads(32, 8, 96), 128: Heads(32, 8, 128), 256: Heads(8, 4, 256)}
@@ -34,6 +36,7 @@ COMPILED = ("registers", "shared, KB", "spilled", "blocks an SM", "warps of 64",
 COLUMNS = {
     "attention": ("chip", "head", "KV", "step", "plan", "columns", "stages", *COMPILED),
     "products": ("chip", "weights", "product", "rows", "plan", "outputs", "columns", "stages", "blocks a tile", *COMPILED),
+    "rows": ("chip", "kernel", "warps a block", "loads of 16 bytes", *COMPILED),
 }
 
 
@@ -75,6 +78,15 @@ def all_products() -> Iterator[tuple[object, ...]]:
                             yield chip, codes, name, rows, kind, *tile, *facts(compiled, chosen, CHIPS[chip])
 
 
+def rows() -> Iterator[tuple[object, ...]]:
+    """Of an 8B shape."""
+    launches = row_ahead.launches(4096, 14336, 128, 128256, {codec: codecs.get(codec).layout for codec in CODECS})
+    for chip in CHIPS:
+        for name, launch in launches.items():
+            compiled = row_ahead.compiled(launch, CHIPS[chip])
+            yield chip, name, launch.warps, f"{compiled.wide_share:.0%}", *facts(compiled, launch, CHIPS[chip])
+
+
 def facts(compiled: Compiled, chosen: Planned, chip: Chip) -> tuple[object, ...]:
     blocks = ahead.resident(compiled, chosen, chip)
     conflicts, best = ahead.conflicts(compiled)
@@ -82,7 +94,7 @@ def facts(compiled: Compiled, chosen: Planned, chip: Chip) -> tuple[object, ...]
     return compiled.registers, shared, compiled.frame, blocks, blocks * chosen.warps, f"{conflicts} of {conflicts + best}"
 
 
-TABLES = {"attention": attention, "products": all_products}
+TABLES = {"attention": attention, "products": all_products, "rows": rows}
 
 
 def main() -> None:

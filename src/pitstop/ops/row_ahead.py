@@ -10,7 +10,7 @@ from pitstop.ops.activation import triton as activation
 from pitstop.ops.ahead import Compiled
 from pitstop.ops.attention import cache
 from pitstop.ops.attention.layout import Layout
-from pitstop.ops.chip import Chip, resident_blocks
+from pitstop.ops.chip import Chip
 from pitstop.ops.norm import triton as norm
 from pitstop.ops.rope import triton as rope
 from pitstop.ops.sample import triton as sample
@@ -28,6 +28,11 @@ class Launch(NamedTuple):
     options: Mapping[str, int | bool]
     wide: float = 0.8
 
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return self.options["num_warps"]
+
 
 def launches(hidden: int, features: int, head_dim: int, vocab: int, layouts: Mapping[str, Layout]) -> dict[str, Launch]:
     """By name, of a model with `hidden` numbers a row, gated products of `features`, and caches of these layouts."""
@@ -39,11 +44,6 @@ def compiled(launch: Launch, chip: Chip) -> Compiled:
     return ahead.compile(launch.kernel, launch.types, launch.constants, chip.arch, launch.options, pointers)
 
 
-def resident(found: Compiled, launch: Launch, chip: Chip) -> int:
-    """Blocks that an SM holds."""
-    return resident_blocks(chip, launch.options["num_warps"], found.registers, found.shared)
-
-
 def objections(found: Compiled, launch: Launch, chip: Chip) -> list[str]:
     """What is wrong with it, in words; nothing if it is as it should be."""
     wrong = []
@@ -53,7 +53,7 @@ def objections(found: Compiled, launch: Launch, chip: Chip) -> list[str]:
         wrong.append(f"{found.shared} bytes of shared memory pass the block's {chip.shared_block}")
     if found.wide_share < launch.wide:
         wrong.append(f"only {found.wide_share:.0%} of the bytes are loaded 16 at a time")
-    if resident(found, launch, chip) < 1:
+    if ahead.resident(found, launch, chip) < 1:
         wrong.append(f"{found.registers} registers a thread are more than an SM has")
     return wrong
 
