@@ -36,7 +36,7 @@ class Launch(NamedTuple):
 
 def launches(hidden: int, features: int, head_dim: int, vocab: int, layouts: Mapping[str, Layout]) -> dict[str, Launch]:
     """By name, of a model with `hidden` numbers a row, gated products of `features`, and caches of these layouts."""
-    return _norms(hidden, head_dim) | _activations(features, vocab) | _rotations(head_dim) | _choices() | _caches(head_dim, layouts)
+    return _norms(hidden, head_dim) | _activations(features, vocab) | _rotations(head_dim) | _choices(vocab) | _caches(head_dim, layouts)
 
 
 def compiled(launch: Launch, chip: Chip) -> Compiled:
@@ -112,16 +112,16 @@ def _rotations(head_dim: int) -> dict[str, Launch]:
     return found
 
 
-def _choices() -> dict[str, Launch]:
+def _choices(vocab: int) -> dict[str, Launch]:
     from pitstop.ops.sample.triton_kernels import largest
 
     types = _types({"logits_at": "", "keys_at": "i64", "parts_at": "i64", "ids_at": "i64", "values_at": ""}, "count row k")
     found = {}
     for name, k, values in (("greedy", 1, False), (f"{CANDIDATES} candidates", CANDIDATES, True)):
         for turn, first in (("logits", True), ("keys", False)):
-            constants = sample.constants(k, sample.COLUMNS, first, not first, values)
-            # The last turn of candidates looks up each one's logit.
-            found[f"{name}, {turn}"] = Launch(largest, types, constants, sample.options(sample.COLUMNS))
+            constants = sample.constants(vocab, k, sample.COLUMNS, first, not first, values)
+            wide = 0.8 if first else 0.0  # what is left after the first turn is little
+            found[f"{name}, {turn}"] = Launch(largest, types, constants, sample.options(sample.COLUMNS), wide)
     return found
 
 

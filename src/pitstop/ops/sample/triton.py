@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pitstop.ops.dispatch import Declined
-from pitstop.ops.row_tiles import aligned, power_of_two, refuse
+from pitstop.ops.row_tiles import aligned, power_of_two, refuse, unit
 
 COLUMNS = 2048
 """Of a tile, at most."""
@@ -14,9 +14,9 @@ MOST = 256
 """Candidates. Sorting more takes longer than torch does."""
 
 
-def constants(k: int, columns: int, first: bool, last: bool, values: bool) -> dict[str, int | bool]:
+def constants(vocab: int, k: int, columns: int, first: bool, last: bool, values: bool) -> dict[str, int | bool]:
     """The constants that `largest` is compiled with."""
-    return {"COLUMNS": columns, "KEPT": power_of_two(k), "FIRST": first, "LAST": last, "VALUES": values}
+    return {"COLUMNS": columns, "KEPT": power_of_two(k), "UNIT": unit(vocab), "FIRST": first, "LAST": last, "VALUES": values}
 
 
 def options(columns: int) -> dict[str, int | bool]:
@@ -41,17 +41,17 @@ def _largest(logits: torch.Tensor, k: int, values: torch.Tensor | None) -> torch
     """Ids [rows, k]; fills values."""
     from pitstop.ops.sample import triton_kernels
 
-    logits, (rows, count) = aligned(logits), logits.shape
+    logits, (rows, vocab) = aligned(logits), logits.shape
     ids = torch.empty(rows, k, dtype=torch.int64, device=logits.device)
-    kept, keys = power_of_two(k), ids  # of the first launch there are no keys yet
+    kept, keys, count = power_of_two(k), ids, vocab  # of the first launch there are no keys yet
     while rows:
         first = keys is ids
         columns = min(COLUMNS, max(kept, power_of_two(count)))
         tiles = -(-count // columns)
         parts = torch.empty(rows, tiles, kept, dtype=torch.int64, device=logits.device) if tiles > 1 else ids
         triton_kernels.largest[rows, tiles](
-            logits, keys, parts, ids, ids if values is None else values, count, logits.stride(0), k,
-            **constants(k, columns, first, tiles == 1, values is not None), **options(columns),
+            logits, keys, parts, ids, ids if values is None else values, count, logits.stride(0) // unit(vocab), k,
+            **constants(vocab, k, columns, first, tiles == 1, values is not None), **options(columns),
         )  # fmt: skip
         if tiles == 1:
             break

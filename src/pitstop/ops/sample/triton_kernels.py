@@ -21,16 +21,17 @@ def _keys(logits, column):
 @triton.jit(do_not_specialize=["count", "row", "k"])
 def largest(
     logits_at, keys_at, parts_at, ids_at, values_at, count, row, k,
-    COLUMNS: tl.constexpr, KEPT: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, VALUES: tl.constexpr,
+    COLUMNS: tl.constexpr, KEPT: tl.constexpr, UNIT: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, tiles of COLUMNS of the row's `count` logits, or keys unless FIRST): the KEPT largest keys of each tile, in order.
 
-    row: numbers from one row of logits to the next. LAST: there is one tile; the first k keys become ids, and logits for VALUES.
+    Rows of logits lie row · UNIT numbers apart. LAST: there is one tile; the first k keys become ids, and logits for VALUES.
     """
     line, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits_at += line * (row * UNIT)
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     if FIRST:
-        keys = _keys(tl.load(logits_at + line * row + column, mask=column < count, other=0.0), column)
+        keys = _keys(tl.load(logits_at + column, mask=column < count, other=0.0), column)
     else:
         keys = tl.load(keys_at + line * count + column, mask=column < count, other=0)
     keys = tl.where(column < count, keys, -(2**63))
@@ -43,6 +44,6 @@ def largest(
         ids = (keys ^ LOW) & LOW
         tl.store(ids_at + line * k + place, ids, mask=place < k)
         if VALUES:
-            tl.store(values_at + line * k + place, tl.load(logits_at + line * row + ids, mask=place < k, other=0.0), mask=place < k)
+            tl.store(values_at + line * k + place, tl.load(logits_at + ids, mask=place < k, other=0.0), mask=place < k)
     else:
         tl.store(parts_at + (line * tl.num_programs(1) + part) * KEPT + place, keys)
