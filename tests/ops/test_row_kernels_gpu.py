@@ -6,10 +6,10 @@ import interpreted_rows as interpreted
 import pytest
 import torch
 from op_bits import frequencies
+from test_row_kernels import wrong
 
 from pitstop.ops import activation, attention, dispatch, norm, rope, sample
 from pitstop.ops.attention.ref import make_inputs
-from test_row_kernels import wrong
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

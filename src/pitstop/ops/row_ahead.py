@@ -115,13 +115,12 @@ def _rotations(head_dim: int) -> dict[str, Launch]:
 def _choices(vocab: int) -> dict[str, Launch]:
     from pitstop.ops.sample.triton_kernels import largest
 
-    types = _types({"logits_at": "", "keys_at": "i64", "parts_at": "i64", "ids_at": "i64", "values_at": ""}, "count row k")
+    types = _types({"logits_at": "", "keys_at": "i64", "parts_at": "i64", "ids_at": "i64", "values_at": ""}, "row k")
     found = {}
     for name, k, values in (("greedy", 1, False), (f"{CANDIDATES} candidates", CANDIDATES, True)):
-        for turn, first in (("logits", True), ("keys", False)):
-            constants = sample.constants(vocab, k, sample.COLUMNS, first, not first, values)
-            wide = 0.8 if first else 0.0  # what is left after the first turn is little
-            found[f"{name}, {turn}"] = Launch(largest, types, constants, sample.options(sample.COLUMNS), wide)
+        for turn, count, first in (("logits", vocab, True), ("keys", sample.COLUMNS, False)):
+            constants = sample.constants(vocab, count, k, first, values)
+            found[f"{name}, {turn}"] = Launch(largest, types, constants, sample.options(constants["COLUMNS"]))
     return found
 
 

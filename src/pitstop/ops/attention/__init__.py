@@ -28,7 +28,7 @@ _full_attention = Op("full_attention", cpu=full.by_native, ref=full.by_torch)
 def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.Tensor) -> None:
     """Write keys and values [rows, kv_heads, head_dim] fp32 into their items' tails at position % 128, rounded to nearest even.
 
-    Native raises ValueError for an item out of range.
+    An item of no rows does nothing. Native raises ValueError for an item out of range.
     """
     if k.shape != v.shape or k.dim() != 3 or tails.dim() != 4 or tails.shape[1] != k.shape[1] or tails.shape[3] != 128 * k.shape[2]:
         raise ValueError(f"append: k {list(k.shape)}, v {list(v.shape)} and tails {list(tails.shape)} do not fit together")

@@ -23,8 +23,8 @@ def tables(positions: int, frequencies: torch.Tensor, factor: float = 1.0) -> tu
 def rotate(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """x [rows, heads, dim] fp32, positions [rows] int32, cos and sin [context, dim / 2] → a new [rows, heads, dim] fp32.
 
-    Rotates the pairs (2i, 2i+1) when `interleaved`, else (i, i + dim/2), by the row's position. On the CPU a position outside the tables
-    raises ValueError (native) or IndexError (reference).
+    Rotates the pairs (2i, 2i+1) when `interleaved`, else (i, i + dim/2), by the row's position. A position outside the tables raises
+    ValueError (native) or IndexError (reference on the CPU), or gives NaN (Triton).
     """
     if x.dim() != 3 or cos.shape[1] * 2 != x.shape[2] or cos.shape != sin.shape or positions.shape != x.shape[:1]:
         shapes = ", ".join(str(list(t.shape)) for t in (x, positions, cos, sin))

@@ -14,9 +14,16 @@ MOST = 256
 """Candidates. Sorting more takes longer than torch does."""
 
 
-def constants(vocab: int, k: int, columns: int, first: bool, last: bool, values: bool) -> dict[str, int | bool]:
-    """The constants that `largest` is compiled with."""
-    return {"COLUMNS": columns, "KEPT": power_of_two(k), "UNIT": unit(vocab), "FIRST": first, "LAST": last, "VALUES": values}
+def constants(vocab: int, count: int, k: int, first: bool, values: bool) -> dict[str, int | bool]:
+    """The constants that `largest` is compiled with. count: numbers that are left of a row."""
+    columns = columns_of(count, k)
+    sizes = {"COUNT": count, "COLUMNS": columns, "KEPT": power_of_two(k), "UNIT": unit(vocab)}
+    return sizes | {"FIRST": first, "LAST": count <= columns, "VALUES": values}
+
+
+def columns_of(count: int, k: int) -> int:
+    """Of a tile."""
+    return min(COLUMNS, max(power_of_two(k), power_of_two(count)))
 
 
 def options(columns: int) -> dict[str, int | bool]:
@@ -45,13 +52,12 @@ def _largest(logits: torch.Tensor, k: int, values: torch.Tensor | None) -> torch
     ids = torch.empty(rows, k, dtype=torch.int64, device=logits.device)
     kept, keys, count = power_of_two(k), ids, vocab  # of the first launch there are no keys yet
     while rows:
-        first = keys is ids
-        columns = min(COLUMNS, max(kept, power_of_two(count)))
+        columns = columns_of(count, k)
         tiles = -(-count // columns)
         parts = torch.empty(rows, tiles, kept, dtype=torch.int64, device=logits.device) if tiles > 1 else ids
         triton_kernels.largest[rows, tiles](
-            logits, keys, parts, ids, ids if values is None else values, count, logits.stride(0) // unit(vocab), k,
-            **constants(vocab, k, columns, first, tiles == 1, values is not None), **options(columns),
+            logits, keys, parts, ids, ids if values is None else values, logits.stride(0) // unit(vocab), k,
+            **constants(vocab, count, k, keys is ids, values is not None), **options(columns),
         )  # fmt: skip
         if tiles == 1:
             break

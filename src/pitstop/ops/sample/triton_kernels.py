@@ -18,12 +18,13 @@ def _keys(logits, column):
     return (bits.to(tl.int64) << 32) | (column ^ LOW).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["count", "row", "k"])
+@triton.jit(do_not_specialize=["row", "k"])
 def largest(
-    logits_at, keys_at, parts_at, ids_at, values_at, count, row, k,
-    COLUMNS: tl.constexpr, KEPT: tl.constexpr, UNIT: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, VALUES: tl.constexpr,
+    logits_at, keys_at, parts_at, ids_at, values_at, row, k,
+    COUNT: tl.constexpr, COLUMNS: tl.constexpr, KEPT: tl.constexpr, UNIT: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, tiles of COLUMNS of the row's `count` logits, or keys unless FIRST): the KEPT largest keys of each tile, in order.
+    """Grid (rows, tiles of COLUMNS of the row's COUNT logits, or keys unless FIRST): the KEPT largest keys of each tile, in order.
 
     Rows of logits lie row · UNIT numbers apart. LAST: there is one tile; the first k keys become ids, and logits for VALUES.
     """
@@ -31,10 +32,10 @@ def largest(
     logits_at += line * (row * UNIT)
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     if FIRST:
-        keys = _keys(tl.load(logits_at + column, mask=column < count, other=0.0), column)
+        keys = _keys(tl.load(logits_at + column, mask=column < COUNT, other=0.0), column)
     else:
-        keys = tl.load(keys_at + line * count + column, mask=column < count, other=0)
-    keys = tl.where(column < count, keys, -(2**63))
+        keys = tl.load(keys_at + line * COUNT + column, mask=column < COUNT, other=0)
+    keys = tl.where(column < COUNT, keys, -(2**63))
     place = tl.arange(0, KEPT)
     if KEPT == 1:
         keys = tl.max(keys, 0, keep_dims=True)
