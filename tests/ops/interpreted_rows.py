@@ -114,21 +114,29 @@ def rotations() -> dict[str, float]:
     return found
 
 
-def choices() -> dict[str, float]:
-    """Ids that are not the host's; tiles small, so that there are several rounds."""
-    found, columns = {}, sample_triton.COLUMNS
-    for vocab, sample_triton.COLUMNS in ((1, columns), (3000, columns), (65, 64), (500, 64)):
-        logits = sample_ref.make_inputs(vocab, 6, vocab)
-        logits[4] = logits[4].flip(0)
-        logits[5, vocab - 1] = 9
-        found[f"greedy of {vocab}"] = different(run(sample.greedy, logits), torch.from_numpy(logits.numpy().argmax(1)))
-        for k in (1, 5, 16) if sample_triton.COLUMNS == 64 and vocab < 100 else (1,):
-            values, ids = sample_ref.candidates(logits, min(k, vocab))
-            found[f"{k} of {vocab}"] = different(run(sample.candidates, logits, k), ids)
-            with dispatch.use("triton"):
-                found[f"{k} of {vocab}, values"] = different(sample.candidates(logits.to(DEVICE), k)[0].cpu(), values)
+def chosen(vocab: int, columns: int, *ks: int) -> dict[str, float]:
+    """Ids that are not the host's, and values that are not theirs, where a tile has `columns`."""
+    found, usual = {}, sample_triton.COLUMNS
+    logits = sample_ref.make_inputs(vocab, 6, vocab)
+    logits[4] = logits[4].flip(0)
+    logits[5, vocab - 1] = 9
     sample_triton.COLUMNS = columns
+    found[f"greedy of {vocab}"] = different(run(sample.greedy, logits), torch.from_numpy(logits.numpy().argmax(1)))
+    for k in ks:
+        with dispatch.use("triton"):
+            answers = sample.candidates(logits.to(DEVICE), k)
+        pairs = zip(answers, sample_ref.candidates(logits, min(k, vocab)), strict=True)
+        found[f"{k} of {vocab}"] = sum(different(answer.cpu(), exact) for answer, exact in pairs)
+    sample_triton.COLUMNS = usual
     return found
+
+
+def choices() -> dict[str, float]:
+    return chosen(1, 2048, 1) | chosen(3000, 2048, 1) | chosen(500, 32) | chosen(40, 32, 1, 5)
+
+
+def more_choices() -> dict[str, float]:
+    return chosen(7, 64, 3, 300) | chosen(65, 64, 5, 16) | chosen(500, 64, 4)
 
 
 def written(inputs: Inputs, layout: Layout, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,7 +161,8 @@ def compared(inputs: Inputs, layout: Layout) -> float:
 
 def caches() -> dict[str, float]:
     found = {}
-    for name, layout in LAYOUTS.items():
+    for name in ("4 bits and a lead", "a range a segment"):
+        layout = LAYOUTS[name]
         inputs = make_inputs(1, [(126, 4), (250, 6), (0, 3)], heads=2, kv_heads=2, dim=64, dtype=torch.float16, layout=layout)
         inputs.k[3, 0, :2] = torch.tensor([1e6, -7e4])  # beyond fp16
         found[name] = compared(inputs, layout)
@@ -162,7 +171,7 @@ def caches() -> dict[str, float]:
 
 def other_caches() -> dict[str, float]:
     found = {}
-    for dim in (80, 96, 128, 256):
+    for dim in (64, 80, 96, 128, 256):
         for name, layout in LAYOUTS.items():
             if dim != 80 or layout.values.bits != 4:
                 inputs = make_inputs(2, [(100, 300)], heads=2, kv_heads=2, dim=dim, dtype=torch.float16, layout=layout)
@@ -226,7 +235,7 @@ def alone() -> dict[str, float]:
     return found
 
 
-CHECKS = {check.__name__: check for check in (norms, activations, rotations, choices, caches, other_caches, edges, alone)}
+CHECKS = {check.__name__: check for check in (norms, activations, rotations, choices, more_choices, caches, other_caches, edges, alone)}
 
 
 if __name__ == "__main__":
