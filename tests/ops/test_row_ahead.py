@@ -51,7 +51,7 @@ def test_a_sum_has_one_order_in_all_norms_of_a_width():
 
 def test_a_tile_whose_registers_spill_is_objected_to():
     launch = EIGHT["rms_norm of 4096"]
-    constants = launch.constants | {"COLUMNS": 32768, "WIDTH": 32768}
+    constants = launch.constants | {"COLUMNS": 8192, "WIDTH": 8192}
     planted = launch._replace(constants=constants, options=launch.options | {"num_warps": 1})
     wrong = row_ahead.objections(row_ahead.compiled(planted, A100), planted, A100)
     assert any("are spilled" in reason for reason in wrong)
