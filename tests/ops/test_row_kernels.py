@@ -56,7 +56,7 @@ FAULTS = {
     "of equal logits the last": ("(column ^ LOW).to(tl.int64)", "column.to(tl.int64)", "choices"),
     "zeros of two kinds": ("(logits + 0.0)", "logits", "choices"),
     "NaN is the least": ("tl.where(logits != logits, LOW,", "tl.where(logits != logits, -LOW,", "choices"),
-    "the last logit is not there": ("tl.where(column < COUNT, keys", "tl.where(column < COUNT - 1, keys", "choices"),
+    "the last logit is not there": ("column < COUNT, other=0.0), column)", "column < COUNT - 1, other=0.0), column)", "choices"),
     "keys rounded towards zero": (
         "k = tl.load(k_at + rows * (k_row * UNIT) + at, mask=here, other=0.0).to(tl.float16)",
         'k = tl.load(k_at + rows * (k_row * UNIT) + at, mask=here, other=0.0).to(tl.float16, fp_downcast_rounding="rtz")', "caches",
