@@ -10,6 +10,7 @@ Prints ceilings, measurements and ratios, a table last, then one JSON line, whic
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -312,7 +313,8 @@ def tiles(bench: Bench) -> None:
 
 
 def models(bench: Bench) -> None:
-    """Whole steps, engine and sampling included: tokens a second, and the weights' and cache's bytes a second beside the copy."""
+    """Whole steps, engine and sampling included: tokens a second, and the weights' and cache's bytes a second beside the copy. What
+    steps take that are not replayed from a graph, of one stream."""
     cuda = bench.device.type == "cuda"
     shapes = {"135M": SMOLLM2_135M, "8B": LLAMA3_8B} if cuda else {"tiny": TINY_MODEL}
     for name, shape in shapes.items():
@@ -320,12 +322,18 @@ def models(bench: Bench) -> None:
             source = RandomSource(shape, kind)
             kv = KVConfig(context=1024, guard="off", memory=0 if cuda else 64 << 20)
             engine = Engine(EngineConfig(str(source.path), device=bench.device.type, max_running=64, kv=kv), source)
+            engine.warm_up()
             for streams in (1, 8, 64) if cuda else (1, 3):
                 seconds, length = _decode_steps(engine, streams, 64 if cuda else 4)
                 moved = source.step_bytes + streams * length * page_bytes(codecs.get(kv.codec), shape.kv_shape) / SEGMENT
                 what = f"{name}-shaped, {kind}, {streams} streams, whole steps"
                 bench.add(what, streams / seconds, "tokens/s", moved / seconds / bench.ceilings["copy"])
+            replayed, _ = _decode_steps(engine, 1, 16 if cuda else 4)
+            engine._runner._decode = None
+            eager, _ = _decode_steps(engine, 1, 16 if cuda else 4)
+            bench.add(f"   {name}-shaped, {kind}: steps without a graph take, of those with one", eager / replayed, "times")
             del engine
+            gc.collect()
 
 
 def _decode_steps(engine: Engine, streams: int, steps: int) -> tuple[float, int]:

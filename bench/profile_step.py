@@ -80,12 +80,13 @@ class TimedNative:
 
 @contextmanager
 def instrumented(clock: Clock, eager: bool) -> Iterator[None]:
-    """Time the parts of Engine.step; with `eager`, also every native call. Kernels run inside "logits", which runs inside "run"."""
+    """Time the parts of Engine.step; with `eager`, also every native call. Kernels run inside "logits", which runs inside "launch"."""
     parts = [
         (Scheduler, "plan", "plan"),
         (Scheduler, "settle", "settle"),
-        (Runner, "run", "run"),
-        (Runner, "logits", "logits"),
+        (Runner, "launch", "launch"),
+        (Runner, "finish", "finish"),
+        (Runner, "forward", "logits"),
         (StepView, "load", "load"),
         (runner.sampler, "sample", "sample"),
         (core.Engine, "step", "step"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import numpy as np
 
 from pitstop import LLM, SamplingParams
+from pitstop.engine.runner import Runner
 from pitstop.types import Logprob, Request, Sampled
 
 
@@ -19,3 +24,17 @@ def prompt_logits(llm: LLM, prompt: list[int]) -> np.ndarray:
         scores = [Logprob(token, 0.0) for token in prompt[span.start + 1 : span.start + span.count + 1]]
         engine.scheduler.settle(plan, {"score": Sampled([], None, scores)})
     return np.concatenate(rows)
+
+
+@contextmanager
+def kept_logits() -> Iterator[list[np.ndarray]]:
+    """The logits of every step that is run meanwhile."""
+    rows, forward = [], Runner.forward
+
+    def keeping(runner: Runner, plan):
+        logits, states = forward(runner, plan)
+        rows.append(logits.numpy().copy())
+        return logits, states
+
+    with mock.patch.object(Runner, "forward", keeping):
+        yield rows

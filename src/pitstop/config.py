@@ -169,7 +169,8 @@ def usable_cores() -> int:
 
 
 def resolve(config: EngineConfig, *, model_context: int, cuda: bool, free_memory: int) -> EngineConfig:
-    """Replace every "auto" and 0 by what will be used. `free_memory` in bytes, on the device that will be used.
+    """Replace every "auto" and 0 by what will be used. `free_memory` in bytes, of the host; on a GPU kv.memory stays 0 until it is known
+    what the weights leave (engine.memory).
 
     Raises ConfigError for what cannot be honoured.
     """
@@ -196,7 +197,7 @@ def resolve(config: EngineConfig, *, model_context: int, cuda: bool, free_memory
     context = config.kv.context or model_context
     if not 0 < context <= model_context:
         raise ConfigError(f"--context {context}: this model's context is {model_context} tokens")
-    memory = config.kv.memory or min(free_memory // 4, 4 << 30) // config.workers
+    memory = config.kv.memory or (min(free_memory // 4, 4 << 30) // config.workers if device == "cpu" else 0)
     threads = config.threads or max(1, usable_cores() // config.workers)
     kv = replace(config.kv, context=context, memory=memory)
     return replace(config, device=device, threads=threads, kv=kv)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -14,6 +14,9 @@ from pitstop.errors import InvalidRequest
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from pitstop.ops.attention.launches import Launches
+    from pitstop.ops.attention.triton import Launch
 
 SEGMENT = 128
 """Tokens in a KV segment, and in a page: a page is one segment for every codec."""
@@ -335,6 +338,10 @@ class Codec(Protocol):
         """Test reference: page [page_bytes] uint8 (of a first segment with its lead page) → keys, values [kv_heads, 128, head_dim] fp32."""
         ...
 
+    def launches(self, shape: KVShape, heads: int, windows: Iterable[int], device: str) -> Launches | None:
+        """What `attend` launches for `heads` query heads, made once a step for all layers; None where it needs nothing made."""
+        ...
+
     def attend(
         self,
         q: torch.Tensor,
@@ -343,6 +350,10 @@ class Codec(Protocol):
         items: torch.Tensor,
         table: torch.Tensor,
         spec: AttentionSpec,
+        launch: Launch | None = None,
     ) -> torch.Tensor:
-        """q [rows, heads, head_dim] fp32, rotated → [rows, heads, head_dim] fp32; earlier segments as stored, the own one in 16 bits."""
+        """q [rows, heads, head_dim] fp32, rotated → [rows, heads, head_dim] fp32; earlier segments as stored, the own one in 16 bits.
+
+        launch: the step's for this window, where there are `launches`.
+        """
         ...

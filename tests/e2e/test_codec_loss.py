@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from logits import kept_logits
 
 from pitstop import LLM, SamplingParams
-from pitstop.engine.runner import Runner
 from pitstop.stats import kl_divergence
 from pitstop.types import Request
 
@@ -38,9 +38,7 @@ def logits(model_path: Path):
 
 
 def scored(llm: LLM, prompt: list[int]) -> np.ndarray:
-    rows, original = [], Runner.logits
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "logits", lambda runner, plan: rows.append(original(runner, plan).copy()) or rows[-1])
+    with kept_logits() as rows:
         llm.engine.submit(Request(id="score", prompt=prompt, params=SamplingParams(max_tokens=0, prompt_logprobs=0)))
         while llm.engine.busy:
             llm.engine.step()

@@ -232,15 +232,15 @@ def test_answers_and_vectors_in_one_batch(decoder: Path) -> None:
             together.submit(Request(id=f"g{number}", prompt=text, params=params))
     found: dict[str, list] = {}
     mixed = 0
-    original = Runner.logits
+    original = Runner.forward
 
-    def logits(runner: Runner, plan):
+    def forward(runner: Runner, plan):
         nonlocal mixed
         mixed += len({span.request.embed is None for span in plan.spans}) == 2
         return original(runner, plan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "logits", logits)
+        patch.setattr(Runner, "forward", forward)
         while together.busy:
             for output in together.step():
                 found.setdefault(output.id, []).append(output)

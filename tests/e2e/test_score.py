@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from logits import kept_logits
 from servers import Server, model_server
 
 from pitstop import LLM, SamplingParams
-from pitstop.engine.runner import Runner
 from pitstop.server.score import HEADER
 from pitstop.types import Request
 
@@ -30,9 +30,7 @@ def scored(server: Server, prompt: list[int], start: int) -> np.ndarray:
 def in_process(model_path: Path, prompt: list[int], codec: str) -> tuple[np.ndarray, np.ndarray]:
     """Logits of every position of the prompt, and those that chose five more tokens."""
     llm = LLM(model_path, codec=codec, prefix_cache=False, max_running=1, guard="off")
-    rows, original = [], Runner.logits
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "logits", lambda runner, plan: rows.append(original(runner, plan).copy()) or rows[-1])
+    with kept_logits() as rows:
         params = SamplingParams(max_tokens=5, temperature=0, prompt_logprobs=0, ignore_eos=True)
         llm.engine.submit(Request(id="score", prompt=prompt, params=params))
         while llm.engine.busy:

@@ -181,15 +181,15 @@ def test_a_planted_fault_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fau
             return sample(logits, params, known[: shortest.setdefault(id(known), len(known))], *rest)
 
         monkeypatch.setattr(sampler, "sample", forgetful)
-        run = Runner.run
-        monkeypatch.setattr(Runner, "run", lambda self, plan: (shortest.clear(), run(self, plan))[1])
+        launch = Runner.launch
+        monkeypatch.setattr(Runner, "launch", lambda self, plan: (shortest.clear(), launch(self, plan))[1])
     elif fault == FAULTS[2]:
         never_overwritten(monkeypatch)
         monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)
         assert bits(LLM(toy, backend="cpu").generate(prompts, params)) == expected, "without guesses nothing is written twice"
     else:
-        call = DecodeGraphs.__call__
-        monkeypatch.setattr(DecodeGraphs, "__call__", lambda self, x, spans, runs: call(self, x, 0, runs))
+        step = DecodeGraphs.step
+        monkeypatch.setattr(DecodeGraphs, "step", lambda self, x, spans, runs: step(self, x, 0, runs))
     with pytest.raises((AssertionError, ValueError, RuntimeError)):  # rows that were never written may hold NaN, which a recording refuses
         compare(toy, prompts, params, expected)
 

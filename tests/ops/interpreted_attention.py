@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from interpreter import main
 
 from pitstop.ops import attention, dispatch
 from pitstop.ops.attention import triton
+from pitstop.ops.attention.launches import Launches
 from pitstop.ops.attention.layout import RAW16, Layout, Plane
 from pitstop.ops.attention.plan import Heads, Plan, Span, plan, schedule
 from pitstop.ops.attention.ref import Inputs, make_inputs
@@ -131,7 +133,32 @@ def splits() -> dict[str, float]:
     return found
 
 
-CHECKS = {check.__name__: check for check in (layouts, dims, scores, edge, unseen, splits)}
+def sized() -> dict[str, float]:
+    """Bits that differ between a decode step's own launch and a sized one, two rows of nobody's beside; and rows beyond."""
+    found = {}
+    for name in ("raw", "8 bits"):
+        layout = LAYOUTS[name]
+        inputs = small(layout, [(1300, 1), (200, 1), (10, 1)], share=2, kv_heads=1)
+        q, tails, pages, items, table = (t.to(DEVICE) for t in (inputs.q, inputs.tails, inputs.pages, inputs.items, inputs.table))
+        nobodys = torch.zeros_like(tails[:1])
+        memory = torch.cat([q, torch.ones_like(q[:2])]), torch.cat([tails, nobodys]), pages, table
+        padding = [(row, 1, 0, len(tails), -1, 0) for row in (3, 4)]
+        rows = np.array([*items.tolist(), *padding], np.int32)
+        for window in (-1, 300):
+            launches = Launches(layout, Heads(2, 1, 64), (window,), torch.device(DEVICE))
+            score = triton.Scores(0.2, window=window)
+            launches.load(rows)
+            own = triton.attend(*memory, launches[window], layout, score)
+            for longest in (1300, 1300 + 4 * 1024):
+                launches.load(rows, launches.sized([longest, 200, 10, 0, 0]))
+                out = torch.full((6, *own.shape[1:]), torch.nan, device=DEVICE)  # a merge of row -1 would write the first
+                answer = triton.run(*memory, launches[window], layout, score, out[1:])
+                assert len(launches[window].merges)
+                found[f"{name}, window {window}, sized for {longest}"] = different(answer, own) + float((~out[0].isnan()).sum())
+    return found
+
+
+CHECKS = {check.__name__: check for check in (layouts, dims, scores, edge, unseen, splits, sized)}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -28,6 +31,11 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 
 def inputs(rows: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def steps(function: Callable[[torch.Tensor], torch.Tensor]) -> DecodeGraphs:
+    """Of a model whose forward is the function."""
+    return DecodeGraphs(SimpleNamespace(forward=lambda x, view, runs: function(x)), None)
 
 
 def test_replays_equal_eager_runs_and_share_memory() -> None:
@@ -65,7 +73,7 @@ def test_torch_calls_in_a_recorded_step_are_refused(place: str) -> None:
         return forward(kept[-1]) if place == "inside" else forward(x) * 2
 
     with pytest.raises(RuntimeError, match=r"differs from the eager one|must end in an op"):
-        DecodeGraphs(lambda x, runs: planted(x))(inputs(2, 0), 2)
+        steps(planted).step(inputs(2, 0), 2)
 
 
 def test_an_op_without_a_native_kernel_is_refused() -> None:
@@ -77,9 +85,9 @@ def test_decode_steps_without_a_native_kernel_run_as_they_are(caplog: pytest.Log
     def planted(x: torch.Tensor) -> torch.Tensor:
         return forward(rms_norm(x.double(), NORM.double(), 1e-5).float())
 
-    steps = DecodeGraphs(lambda x, runs: planted(x))
+    planted_steps = steps(planted)
     for seed in (0, 1):
-        assert torch.equal(steps(inputs(2, seed), 2), planted(inputs(2, seed)))
+        assert torch.equal(planted_steps.step(inputs(2, seed), 2), planted(inputs(2, seed)))
     assert [record.message for record in caplog.records if "not recorded" in record.message and "x must be float32" in record.message]
     assert len(caplog.records) == 1
 

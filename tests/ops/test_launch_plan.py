@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,13 @@ from pitstop.ops.attention.plan import (
     GROUP,
     HEAD_DIMS,
     Heads,
+    Merge,
     Plan,
+    Schedule,
     Span,
+    Unit,
     fixed,
+    needed,
     plan,
     schedule,
 )
@@ -41,6 +46,10 @@ def items(streams: list[tuple[int, int]]) -> list[tuple[int, ...]]:
     return found
 
 
+def units(done: Schedule) -> list[Unit]:
+    return [Unit._make(unit) for unit in done.units.tolist()]
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     streams=st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 300)), min_size=1, max_size=4),
@@ -53,7 +62,7 @@ def test_every_row_meets_every_segment_that_it_sees_once(streams, segments, wind
     chosen = plan([Span(count, start + count) for _, count, start, _, _, _ in work], EIGHT, RAW16, H200)
     assert isinstance(chosen, Plan)
     done = schedule(work, replace(chosen, segments=segments, rows=rows), window)
-    met = Counter((unit.row + r, segment) for unit in done.units for r in range(unit.count) for segment in range(unit.first, unit.end))
+    met = Counter((unit.row + r, segment) for unit in units(done) for r in range(unit.count) for segment in range(unit.first, unit.end))
     assert set(met.values()) == {1}
     for row, count, start, _, _, _ in work:
         for r in range(count):
@@ -69,17 +78,31 @@ def test_parts_are_where_merge_looks_for_them(past, segments, window):
     assert isinstance(chosen, Plan)
     done = schedule(items([(past, 3)]), replace(chosen, segments=segments, rows=2), window)
     written = []
-    for unit in done.units:
+    for unit in units(done):
         if unit.slot >= 0:
             groups = range(unit.first // GROUP, -(-unit.end // GROUP))
             written += [(unit.slot + i, unit.first if segments == 1 else group) for i, group in enumerate(groups)]
     assert sorted(slot for slot, _ in written) == list(range(done.slots))
     place = dict(written)
-    for merge in done.merges:
+    for merge in map(Merge._make, done.merges.tolist()):
         assert [place[merge.slot + i] for i in range(merge.end - merge.first)] == list(range(merge.first, merge.end))
     assert done.per_group == (GROUP if segments == 1 else 1)
-    alone = {unit.row + r for unit in done.units if unit.slot < 0 for r in range(unit.count)}
-    assert alone.isdisjoint(merge.row for merge in done.merges)
+    alone = {unit.row + r for unit in units(done) if unit.slot < 0 for r in range(unit.count)}
+    assert alone.isdisjoint(merge[0] for merge in done.merges.tolist())
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    starts=st.lists(st.integers(0, 4095), min_size=1, max_size=5),
+    segments=st.sampled_from([0, 1, GROUP, 2 * GROUP]),
+    window=st.one_of(st.just(-1), st.integers(1, 1500)),
+)
+def test_what_decoded_streams_need_is_known_before_it_is_scheduled(starts, segments, window):
+    chosen = plan([Span(1, 4096)] * len(starts), EIGHT, RAW16, H200)
+    assert isinstance(chosen, Plan)
+    chosen = replace(chosen, segments=segments)
+    done = schedule(items([(start, 1) for start in starts]), chosen, window)
+    assert needed(np.array(starts), chosen, window) == (len(done.units), len(done.merges), done.slots)
 
 
 def test_short_work_is_shared_and_long_work_is_not():

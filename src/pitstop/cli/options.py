@@ -83,7 +83,8 @@ KVGuard = Annotated[
     Literal["warn", "strict", "off"],
     typer.Option("--kv-guard", help="When a compressed --kv changes this model too much: warn, do not start, or do not measure it."),
 ]
-KVMemory = Annotated[int, size_option("--kv-memory", 0, "Memory for the KV cache, like 2GiB; 0: a quarter of what is free, 4GiB at most.")]
+KV_MEMORY = "Memory for the KV cache, like 2GiB; 0: a quarter of what is free, 4GiB at most; on a GPU what the weights leave but a reserve."
+KVMemory = Annotated[int, size_option("--kv-memory", 0, KV_MEMORY)]
 
 
 def get_model(name_or_path: str) -> Path:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
 
 from pitstop.ops import attention
-from pitstop.ops.attention import planes
+from pitstop.ops.attention import planes, triton
+from pitstop.ops.attention.launches import Launches
 from pitstop.ops.attention.layout import Layout
+from pitstop.ops.attention.plan import Heads
+from pitstop.ops.attention.triton import Launch
 from pitstop.types import AttentionSpec, KVShape, Rotated
 
 OPTIONS = "keys=BITS, values=BITS, lead=BITS (of the first segment; 0: as the others), rotate=none, keys or both"
@@ -70,6 +74,12 @@ class Segmented:
         keys, values = planes.unseal(self.layout, lead, page, shape.kv_heads, shape.head_dim)
         return keys.transpose(1, 2).float(), values.float()
 
+    def launches(self, shape: KVShape, heads: int, windows: Iterable[int], device: str) -> Launches | None:
+        shapes, where = Heads(heads, shape.kv_heads, shape.head_dim), torch.device(device)
+        if self.tail_dtype is not torch.float16 or not Launches.usable(self.layout, shapes, where):
+            return None
+        return Launches(self.layout, shapes, windows, where)
+
     def attend(
         self,
         q: torch.Tensor,
@@ -78,6 +88,9 @@ class Segmented:
         items: torch.Tensor,
         table: torch.Tensor,
         spec: AttentionSpec,
+        launch: Launch | None = None,
     ) -> torch.Tensor:
         scores = (spec.scale, spec.softcap, spec.window, spec.temperature_length, spec.cap_first)
+        if launch is not None:
+            return triton.attend(q, tails, pages, table, launch, self.layout, triton.Scores(*scores))
         return attention.paged_attention(q, tails, pages, items, table, self.layout, *scores)

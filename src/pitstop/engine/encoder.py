@@ -10,9 +10,9 @@ import torch
 from pitstop.config import Adapter, EngineConfig, resolve
 from pitstop.engine import pace
 from pitstop.engine.adapters import Adapters
+from pitstop.engine.loop import StepLoop
 from pitstop.engine.numerics import encoder_numerics
 from pitstop.engine.protocol import Stats
-from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.engine.scheduler import Scheduler
 from pitstop.errors import ConfigError, InvalidRequest
 from pitstop.kv.cache import Holding
@@ -53,7 +53,7 @@ class NoCache:
     def check(self) -> None: ...
 
 
-class EncoderEngine:
+class EncoderEngine(StepLoop):
     """As engine.core.Engine, for requests that embed and no others. Not thread-safe: one thread owns it."""
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
@@ -77,9 +77,8 @@ class EncoderEngine:
         self.adapter_states = self.adapters.load(config.adapters)
         """What became of those of its config: none is for an encoder."""
         self._notes = source.notes()
-        self._cache = NoCache()
-        self.scheduler = Scheduler(
-            self._cache,
+        scheduler = Scheduler(
+            NoCache(),
             context=self.context,
             vocab_size=self.vocab_size,
             prefill_chunk=config.prefill_chunk,
@@ -87,15 +86,8 @@ class EncoderEngine:
             ageing=config.ageing,
             whole=True,
         )
+        super().__init__(scheduler, pace.encoder_attended_cost(source.config))
         self._steps = self._tokens = 0
-        self.attended_cost = pace.encoder_attended_cost(source.config)
-        self.recorder: Recorder | None = None
-        self.work = 0.0
-        """Of the latest step, in units of engine.pace; 0 when it had nothing to run."""
-
-    @property
-    def busy(self) -> bool:
-        return self.scheduler.busy
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest for one that can never run, as one that generates."""
@@ -111,31 +103,6 @@ class EncoderEngine:
     def check_grammar(self, grammar: str, field: str) -> None:
         """Raises InvalidRequest: there are no answers here that one could bind."""
         raise InvalidRequest("this model embeds and does not generate", field)
-
-    def cancel(self, request_id: str) -> Output | None:
-        """End a request now; None when it is unknown or has ended."""
-        return self.scheduler.cancel(request_id)
-
-    def step(self) -> list[Output]:
-        """Expire what is late, then compute one step."""
-        outputs = self.scheduler.expire(time.monotonic())
-        plan = self.scheduler.plan()
-        self.work = 0.0
-        if plan.spans:
-            self.work = pace.total(((0, span.count) for span in plan.spans), self.attended_cost)
-            if self.recorder is not None:
-                self.recorder.begin(RecordedSpan(span.request.id, 0, span.count, span.count) for span in plan.spans)
-            result = self._run(plan)
-            if self.recorder is not None:
-                self.recorder.done()
-            self._steps += 1
-            self._tokens += sum(span.count for span in plan.spans if not span.request.probe)
-            outputs += self.scheduler.settle(plan, result)
-        return outputs
-
-    def ahead(self) -> float:
-        """The work of the next step at most, unless something new is submitted."""
-        return pace.total(self.scheduler.outlook(), self.attended_cost) if self.busy else 0.0
 
     def warm_up(self) -> float:
         """Embed a text that nobody sent. Returns the pace: seconds a unit of work."""
@@ -163,7 +130,9 @@ class EncoderEngine:
             lines.append(f"WARNING: native kernels are missing ({reason}); the plain torch reference runs instead, MUCH slower")
         return lines
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> StepResult:
+        self._steps += 1
+        self._tokens += sum(span.count for span in plan.spans if not span.request.probe)
         hidden = self._model.forward([span.known for span in plan.spans])
         result: StepResult = {}
         end = 0

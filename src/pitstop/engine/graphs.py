@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from pitstop.errors import Unsupported
+from pitstop.kv.view import StepView
+from pitstop.models.decoder import Decoder
 from pitstop.models.lora.weights import Lora, Run
 from pitstop.ops import dispatch
 from pitstop.ops.graph import Arena, Graph
+from pitstop.types import StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +31,42 @@ Shape = tuple[int, int, Runs]
 """Of a step: rows, spans, and the rows that adapters change."""
 
 
-class DecodeGraphs:
-    """Runs `forward` (rows [n, width] fp32, and those that adapters change → logits [n, vocab] fp32), which may call ops only, by graphs.
+class DecodeSteps(Protocol):
+    """Runs steps that decode from what was recorded of such ones, on the device that it is for."""
 
-    Where an op has no native kernel for the model's shapes, as it is; the reason is logged once.
+    recorded: int
+    """How many have been recorded."""
+
+    sizes: tuple[int, ...]
+    """Streams of the steps that should be recorded before they are needed."""
+
+    @staticmethod
+    def usable(device: str) -> bool:
+        """Whether `device` is where this process can do so."""
+        ...
+
+    def takes(self, plan: StepPlan, runs: Runs) -> bool:
+        """Whether it runs this plan. runs: the rows that adapters change."""
+        ...
+
+    def __call__(self, plan: StepPlan, runs: Runs = ()) -> torch.Tensor:
+        """The logits of a plan that it takes, [rows, vocab] fp32, in memory that the next call overwrites."""
+        ...
+
+    def forget(self, lora: Lora) -> None:
+        """An adapter is gone, and its weights with it."""
+        ...
+
+
+class DecodeGraphs:
+    """See DecodeSteps: on the CPU, where the model's forward calls ops only.
+
+    Where an op has no native kernel for the model's shapes, it runs as it is; the reason is logged once.
     """
 
-    def __init__(self, forward: Callable[[torch.Tensor, Runs], torch.Tensor]) -> None:
-        self._forward = forward
+    def __init__(self, model: Decoder, view: StepView) -> None:
+        self._model = model
+        self._view = view
         self._arena = Arena()
         self._graphs: dict[Shape, Graph] = {}  # of steps without adapters
         self._uses: Counter[Shape] = Counter()  # of shapes with guesses that are not recorded yet
@@ -43,15 +74,21 @@ class DecodeGraphs:
         self._latest: tuple[Shape | None, int] = None, 0  # the last step with adapters, and how often in a row it came
         self._declined = False
         self.recorded = 0
-        """How many have been recorded."""
+        self.sizes = ()
 
     @staticmethod
     def usable(device: str) -> bool:
-        """Whether `device` is where this process runs the native kernels."""
         return device == "cpu" and dispatch.native_missing() is None and "cpu" in dispatch.active()
 
-    def __call__(self, x: torch.Tensor, spans: int, runs: Runs = ()) -> torch.Tensor:
-        """forward(x, runs), in memory that the next call overwrites. spans: the step's, whose number its native calls have noted."""
+    def takes(self, plan: StepPlan, runs: Runs) -> bool:
+        return plan.decodes
+
+    def __call__(self, plan: StepPlan, runs: Runs = ()) -> torch.Tensor:
+        self._view.load(plan)
+        return self.step(self._model.embed(self._view.tokens), len(plan.spans), runs)
+
+    def step(self, x: torch.Tensor, spans: int, runs: Runs = ()) -> torch.Tensor:
+        """Embedded rows x [rows, width] fp32 → logits. spans: the step's, whose number its native calls have noted."""
         graph = None if self._declined else self._graph(x, (len(x), spans, runs))
         if graph is None:
             return self._forward(x, runs)
@@ -59,10 +96,12 @@ class DecodeGraphs:
         return graph.replay()
 
     def forget(self, lora: Lora) -> None:
-        """An adapter is gone, and its weights with it."""
         self._latest = None, 0
         for shape in [shape for shape in self._adapted if any(run.lora is lora for run in shape[2])]:
             del self._adapted[shape]
+
+    def _forward(self, x: torch.Tensor, runs: Runs) -> torch.Tensor:
+        return self._model.forward(x, self._view, runs=runs)
 
     def _graph(self, x: torch.Tensor, shape: Shape) -> Graph | None:
         """None: this step is not worth recording, or cannot be."""

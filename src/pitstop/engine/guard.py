@@ -89,7 +89,7 @@ def _logits(model: Decoder, codec: Codec, shape: KVShape, tokens: list[int], dev
     """Logits [rows, vocab] fp32 of the text's segments, one after the other, from the second on."""
     count = stream_pages(len(tokens), codec.lead_pages)
     store = KVStore(codec, shape, count, 2, device)
-    runner = Runner(model, store, StepView(store, SEGMENT, count + 1, device), device, frozenset())
+    runner = Runner(model, store, StepView(store, SEGMENT, count + 1, device), frozenset())
     cache = KVCache(count, 2, lead_pages=codec.lead_pages, prefix=False)
     request = Request(id="guard", prompt=tokens, params=SamplingParams(max_tokens=0))
     holding = cache.open(tokens, len(tokens))

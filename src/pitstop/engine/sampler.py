@@ -34,6 +34,11 @@ def greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
 
 
+def likeliest(params: SamplingParams, generated: int) -> bool:
+    """Whether the token after `generated` ones is the likeliest by the logits as they are, and so is every later one's."""
+    return greedy(params) and not (params.grammar or params.logit_bias or _penalised(params)) and generated >= params.min_tokens
+
+
 def sample(
     logits: np.ndarray,
     params: SamplingParams,
@@ -89,8 +94,7 @@ def _adjusted(logits: np.ndarray, params: SamplingParams, known: list[int], prom
     """A copy of the logits after bias, penalties and min_tokens; the logits themselves when there is nothing to do."""
     generated = known[prompt_length:]
     barred = (end_tokens | set(params.stop_token_ids)) if len(generated) < params.min_tokens else ()
-    penalised = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
-    if not (params.logit_bias or penalised or barred):
+    if not (params.logit_bias or _penalised(params) or barred):
         return logits
     logits = logits.copy()
     for token, bias in params.logit_bias.items():
@@ -104,6 +108,10 @@ def _adjusted(logits: np.ndarray, params: SamplingParams, known: list[int], prom
     for token in barred:
         logits[token] = -np.inf
     return logits
+
+
+def _penalised(params: SamplingParams) -> bool:
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
 def _filtered(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from pitstop.types import SEGMENT, Codec, KVShape
 
@@ -81,3 +82,62 @@ def capacity(memory: int, tails: int, codec: Codec, shape: KVShape, length: int)
     tokens = pages_within(memory, tails, codec, shape) * length // stream_pages(length, codec.lead_pages)
     raw = (memory // (2 * SEGMENT * values_per_token(shape)) - tails) * SEGMENT
     return Capacity(tokens, length, tokens / raw if raw > 0 else math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a pool is for: how many requests at once, prompt tokens a step, tails that the prefix index keeps; padding: tails beside."""
+
+    max_running: int
+    prefill_chunk: int
+    cached_tails: int
+    padding: int = 0
+
+    @property
+    def tails(self) -> int:
+        """Slots of all, those of the padding included."""
+        return reserved_tails(self.max_running, self.prefill_chunk, self.cached_tails) + self.padding
+
+    def least(self, codec: Codec, shape: KVShape) -> int:
+        """Bytes of the smallest pool: the tails, and the pages of one sealed segment."""
+        return self.tails * tail_bytes(codec, shape) + stream_pages(SEGMENT, codec.lead_pages) * page_bytes(codec, shape)
+
+    def longest(self, memory: int, codec: Codec, shape: KVShape) -> int:
+        """Tokens that one stream can have in `memory` bytes; 0 where they do not hold the smallest pool."""
+        if memory < self.least(codec, shape):
+            return 0
+        return longest_stream(pages_within(memory, self.tails, codec, shape), codec.lead_pages)
+
+
+def gpu_pool(free: int, weights: int, workers: int, reserve: int) -> int:
+    """Bytes for the cache of a GPU that has `free` bytes left beside the `weights` bytes of this worker; `workers` share it alike.
+
+    reserve: bytes that stay free. May be 0 or less.
+    """
+    return min(free, (free + weights) // workers - weights) - reserve
+
+
+def step_bytes(rows: int, width: int, inner: int, vocab: int) -> int:
+    """What a step of so many rows holds at once beside the weights, at most: states, a feed-forward's inner ones, logits, in fp32."""
+    return 4 * rows * (8 * width + 3 * inner + 2 * vocab)
+
+
+def what_fits(memory: int, context: int, demand: Demand, codecs: Sequence[Codec], shape: KVShape) -> Iterator[str]:
+    """Options with which `memory` bytes hold more of a stream of `context` tokens than with the first codec: the other codecs, and half
+    as many requests at once, or a quarter, …
+    """
+    chosen, *others = codecs
+    here = demand.longest(memory, chosen, shape)
+    for codec in others:
+        if here < context and (longest := demand.longest(memory, codec, shape)) > here:
+            yield f"--kv {codec.name} ({_held(longest, context)})"
+    running = demand.max_running
+    while running > 1 and here < context:
+        running //= 2
+        if (longest := replace(demand, max_running=running).longest(memory, chosen, shape)) > here:
+            yield f"--max-running {running} ({_held(longest, context)})"
+            return
+
+
+def _held(longest: int, context: int) -> str:
+    return f"{min(longest, context):,} tokens"

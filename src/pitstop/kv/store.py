@@ -8,11 +8,16 @@ from pitstop.types import SEGMENT, Codec, KVShape
 
 
 class KVStore:
-    """pages: [layers, pages, page_bytes] uint8; tails: [layers, slots, kv_heads, 2, 128 * head_dim] of the codec's tail dtype."""
+    """pages: [layers, pages, page_bytes] uint8; tails: [layers, slots, kv_heads, 2, 128 * head_dim] of the codec's tail dtype.
 
-    def __init__(self, codec: Codec, shape: KVShape, pages: int, tails: int, device: str) -> None:
+    padded: with one slot more, `nobodys`, where rows that are nobody's may write.
+    """
+
+    def __init__(self, codec: Codec, shape: KVShape, pages: int, tails: int, device: str, padded: bool = False) -> None:
         self.codec = codec
         self.shape = shape
+        self.nobodys = tails if padded else -1
+        tails += padded
         self.pages = torch.empty(shape.layers, pages, codec.page_bytes(shape), dtype=torch.uint8, device=device)
         self.tails = torch.empty(shape.layers, tails, shape.kv_heads, 2, SEGMENT * shape.head_dim, dtype=codec.tail_dtype, device=device)
 

@@ -115,6 +115,12 @@ class Decoder:
         specs = _specs(c, context, device)
         self._blocks = [load_block(load, layer, c, specs[c.window(layer) >= 0]) for layer in range(c.layers)]
 
+    def limit(self, context: int) -> None:
+        """Serve positions below `context`, which may be fewer than it was loaded for: some rotations depend on it."""
+        specs = _specs(self.config, context, self._final_norm.device.type)
+        attentions = [replace(b.attention, spec=specs[b.attention.spec.window >= 0]) for b in self._blocks]
+        self._blocks = [replace(b, attention=attention) for b, attention in zip(self._blocks, attentions, strict=True)]
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [rows] int64 → [rows, width] fp32."""
         x = rows(self._embedding, tokens)

@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 
 from pitstop.kv.cache import KVCache
-from pitstop.kv.capacity import Capacity, bits_per_value, capacity, longest_stream, page_bytes, pages_within, stream_pages, tail_bytes
+from pitstop.kv.capacity import (
+    Capacity,
+    Demand,
+    bits_per_value,
+    capacity,
+    gpu_pool,
+    longest_stream,
+    page_bytes,
+    pages_within,
+    step_bytes,
+    stream_pages,
+    tail_bytes,
+    what_fits,
+)
 from pitstop.kv.report import LENGTHS, rows, ruled_bits, ruled_segment
 from pitstop.types import KVShape
 
@@ -100,6 +113,44 @@ def test_bits_by_hand() -> None:
     lead = bits_per_value(Stub(4.375, 1), SHAPE, 8192) - bits_per_value(Stub(4.375), SHAPE, 8192)
     assert lead == pytest.approx(128 * 4.375 / 8255.5, abs=1e-4)
     assert 9 < bits_per_value(Stub(4.375), SHAPE, 256, 32) < 11  # 32 streams of some 300 tokens, as KV.md has it
+
+
+GIB = 1 << 30
+
+
+def test_a_gpu_s_pool_is_what_weights_and_reserve_leave() -> None:
+    assert gpu_pool(60 * GIB, 16 * GIB, 1, 2 * GIB) == 58 * GIB
+    assert gpu_pool(GIB, 16 * GIB, 1, 2 * GIB) == -GIB
+    assert gpu_pool(64 * GIB, 16 * GIB, 2, 2 * GIB) == 22 * GIB, "each of two has 40 GiB: 16 for its weights, 2 in reserve"
+    assert gpu_pool(30 * GIB, 50 * GIB, 1, 0) == 30 * GIB
+    assert step_bytes(544, 4096, 14336, 128256) == 4 * 544 * (32768 + 43008 + 256512)
+
+
+def test_the_smallest_pool_of_a_demand() -> None:
+    demand, codec = Demand(max_running=8, prefill_chunk=256, cached_tails=5, padding=1), Stub(4.375, 1)
+    assert demand.tails == 8 + 2 + 2 + 5 + 1
+    least = demand.least(codec, SHAPE)
+    assert least == 18 * tail_bytes(codec, SHAPE) + 2 * page_bytes(codec, SHAPE), "with the lead page of a first segment"
+    assert demand.longest(least - 1, codec, SHAPE) == 0
+    assert demand.longest(least, codec, SHAPE) == 255
+    assert demand.longest(least + page_bytes(codec, SHAPE), codec, SHAPE) == 383
+
+
+def test_what_is_told_where_memory_is_short() -> None:
+    """70 open segments of 16 bits, and pages of the first codec for three sealed ones."""
+    demand, smaller = Demand(32, 512, 32), Stub(4.375, 1, name="small")
+    memory = 70 * tail_bytes(RAW, SHAPE) + 3 * page_bytes(RAW, SHAPE)
+
+    def told(context: int, *codecs: Stub, memory: int = memory) -> list[str]:
+        return list(what_fits(memory, context, demand, codecs, SHAPE))
+
+    assert told(511, RAW, smaller) == [], "that fits"
+    assert told(8192, RAW, smaller) == ["--kv small (1,279 tokens)", "--max-running 16 (2,559 tokens)"]
+    assert told(1000, RAW, smaller) == ["--kv small (1,000 tokens)", "--max-running 16 (1,000 tokens)"]
+    assert told(8192, smaller, RAW) == ["--max-running 16 (8,192 tokens)"], "16 bits hold less"
+    few = 45 * tail_bytes(RAW, SHAPE)
+    assert told(8192, RAW, smaller, memory=few) == ["--max-running 4 (511 tokens)"], "no codec shortens open segments"
+    assert told(8192, RAW, smaller, memory=30 * tail_bytes(RAW, SHAPE)) == []
 
 
 def test_the_report() -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from pitstop.ops.attention.layout import Layout
 from pitstop.ops.chip import Chip, resident_blocks
@@ -17,6 +18,9 @@ from pitstop.types import SEGMENT
 
 GROUP = 8
 """Segments that are merged with each other first, then with the other groups."""
+
+SHARES = (0, 64, 32, 16, 8, 1)
+"""Segments that a block reads; 0: all that its rows see."""
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 BITS = (4, 8, 16)
@@ -90,10 +94,20 @@ class Merge(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    units: list[Unit]
-    merges: list[Merge]
+    """units: [n, 8], each a Unit. merges: [m, 5], each a Merge. slots: of parts. per_group: parts of a group."""
+
+    units: np.ndarray
+    merges: np.ndarray
     slots: int
     per_group: int
+
+
+class Sizes(NamedTuple):
+    """What a launch has room for: units, merges, and slots of parts."""
+
+    units: int
+    merges: int
+    slots: int
 
 
 def refuse(heads: Heads, layout: Layout) -> str | None:
@@ -166,8 +180,8 @@ def shared_bytes(columns: int, stages: int, heads: Heads, layout: Layout, chip: 
     return total
 
 
-def plan(spans: Sequence[Span], heads: Heads, layout: Layout, chip: Chip) -> Plan | str:
-    """The plan for one launch, or why there is none. `spans` must not be empty."""
+def plan(spans: Sequence[Span], heads: Heads, layout: Layout, chip: Chip, shares: Sequence[int] = SHARES) -> Plan | str:
+    """The plan for one launch, or why there is none. `spans` must not be empty. shares: what a block may read."""
     if reason := refuse(heads, layout):
         return reason
     why = []
@@ -192,7 +206,7 @@ def plan(spans: Sequence[Span], heads: Heads, layout: Layout, chip: Chip) -> Pla
     shared = shared_bytes(columns, stages, heads, layout, chip)
     waiting = places * stages * tile_bytes(layout, heads) >> 10
     why.append(f"{stages} stages: {shared} bytes and {places} blocks of {WARPS} warps an SM, {waiting} KB on their way")
-    segments, blocks, text = _segments(spans, rows, heads, chip.sms * places)
+    segments, blocks, text = _segments(spans, rows, heads, chip.sms * places, shares)
     why.append(text)
     return Plan(columns, rows, WARPS, stages, turned(layout), segments, blocks, places, shared, registers, tuple(why))
 
@@ -215,13 +229,13 @@ def _stages(fitting: Sequence[int], columns: int, registers: int, heads: Heads, 
     return best, max(1, places[best])
 
 
-def _segments(spans: Sequence[Span], rows: int, heads: Heads, places: int) -> tuple[int, int, str]:
+def _segments(spans: Sequence[Span], rows: int, heads: Heads, places: int, shares: Sequence[int]) -> tuple[int, int, str]:
     """Segments a block, blocks in the grid, and the reason: the least time, counted in segments that one place reads one after the
     other."""
     seen = [(-(-span.length // SEGMENT), -(-span.rows // rows) * heads.kv_heads) for span in spans]  # segments, blocks that see them
     longest = max(length for length, _ in seen)
     best = None
-    for segments in (0, 64, 32, 16, 8, 1):
+    for segments in shares:
         each = segments or longest
         if segments >= longest and segments:
             continue
@@ -236,25 +250,58 @@ def _segments(spans: Sequence[Span], rows: int, heads: Heads, places: int) -> tu
     return segments, blocks, f"{what} a block: {blocks} blocks for {places} places, {blocks / places:.1f} waves"
 
 
-def schedule(items: Sequence[Sequence[int]], plan: Plan, window: int = -1) -> Schedule:
+def schedule(items: Sequence[Sequence[int]] | np.ndarray, plan: Plan, window: int = -1) -> Schedule:
     """The work of a launch. items: as paged_attention takes them."""
-    units: list[Unit] = []
-    merges: list[Merge] = []
-    slots = 0
-    for row, count, start, tail, _, table in items:
-        for done in range(0, count, plan.rows):
-            at, rows = start + done, min(plan.rows, count - done)
-            end = start // SEGMENT + 1
-            first = min(max(0, at - window + 1) // SEGMENT, end - 1) if window >= 0 else 0
-            step = plan.segments or end
-            cuts = [first, *range(first - first % step + step, end, step), end]
-            if len(cuts) == 2:
-                units.append(Unit(row + done, rows, at, tail, table, first, end, -1))
-                continue
-            per_group = GROUP if step == 1 else 1
-            low, high = (first, end) if step == 1 else (first // GROUP, -(-end // GROUP))
-            merges += [Merge(row + done + within, within, slots, low, high) for within in range(rows)]
-            for left, right in pairwise(cuts):
-                units.append(Unit(row + done, rows, at, tail, table, left, right, slots + (left // (GROUP // per_group) - low)))
-            slots += high - low
-    return Schedule(units, merges, slots, GROUP if plan.segments == 1 else 1)
+    row, count, start, tail, _, table = np.asarray(items, np.int64).reshape(-1, 6).T
+    item, tile = _repeated(-(-count // plan.rows))
+    row, start, tail, table = row[item] + tile * plan.rows, start[item] + tile * plan.rows, tail[item], table[item]
+    rows = np.minimum(plan.rows, count[item] - tile * plan.rows)
+    first, end = seen(start, window)
+    step, grain = _step(plan, end), _grain(plan)
+    of, block = _repeated((end - 1) // step - first // step + 1)
+    block += first[of] // step
+    left, right = np.maximum(first[of], block * step), np.minimum(end[of], (block + 1) * step)
+    shared = right - left < (end - first)[of]
+    low, high = first // grain, -(-end // grain)
+    slots = np.where((end - 1) // step > first // step, high - low, 0)
+    slot = np.cumsum(slots) - slots
+    parts = np.where(shared, slot[of] + left // grain - low[of], -1)
+    units = np.stack([row[of], rows[of], start[of], tail[of], table[of], left, right, parts], axis=1)
+    merged, within = _repeated(np.where(slots > 0, rows, 0))
+    merges = np.stack([row[merged] + within, within, slot[merged], low[merged], high[merged]], axis=1)
+    return Schedule(units, merges, int(slots.sum()), parts_of_a_group(plan))
+
+
+def parts_of_a_group(plan: Plan) -> int:
+    return GROUP // _grain(plan)
+
+
+def needed(starts: np.ndarray, plan: Plan, window: int = -1) -> Sizes:
+    """Of the schedule of streams that decode a token at each of these positions."""
+    first, end = seen(starts, window)
+    step, grain = _step(plan, end), _grain(plan)
+    blocks = (end - 1) // step - first // step + 1
+    slots = np.where(blocks > 1, -(-end // grain) - first // grain, 0)
+    return Sizes(int(blocks.sum()), int((blocks > 1).sum()), int(slots.sum()))
+
+
+def seen(starts: np.ndarray, window: int = -1) -> tuple[np.ndarray, np.ndarray]:
+    """The segments [first, end) that rows see of which the first is at each of these positions, in one segment all of them."""
+    end = starts // SEGMENT + 1
+    return np.minimum(np.maximum(starts - window + 1, 0) // SEGMENT, end - 1) if window >= 0 else np.zeros_like(end), end
+
+
+def _step(plan: Plan, end: np.ndarray) -> int:
+    """Segments of a block."""
+    return plan.segments or int(end.max(initial=1))
+
+
+def _grain(plan: Plan) -> int:
+    """Segments of a part."""
+    return 1 if plan.segments == 1 else GROUP
+
+
+def _repeated(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each i, counts[i] times i; beside it 0, 1, … counts[i] - 1."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from pitstop.ops import gpu
@@ -87,9 +88,8 @@ def numbers(scores: Scores) -> tuple[float, float, float, int, int, float]:
 
 
 def prepare(chosen: Plan, work: Schedule, device: torch.device) -> Launch:
-    units = torch.tensor(work.units, dtype=torch.int32).view(-1, 8)
-    merges = torch.tensor([(*merge, 0, 0, 0) for merge in work.merges], dtype=torch.int32).view(-1, 8)
-    return Launch(chosen, units.to(device), merges.to(device), work.slots, work.per_group)
+    units, merges = (torch.from_numpy(rows.astype(np.int32)).to(device) for rows in (work.units, np.pad(work.merges, ((0, 0), (0, 3)))))
+    return Launch(chosen, units, merges, work.slots, work.per_group)
 
 
 def run(
@@ -124,6 +124,14 @@ def run(
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out
+
+
+def attend(
+    q: torch.Tensor, tails: torch.Tensor, pages: torch.Tensor, table: torch.Tensor, launch: Launch, layout: Layout, scores: Scores
+) -> torch.Tensor:
+    """paged_attention of rows that the launch names, all of them."""
+    q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
+    return run(q, tails, pages, table, launch, layout, scores, torch.empty(q.shape, dtype=q.dtype, device=q.device))
 
 
 def _refuse(q: torch.Tensor, tails: torch.Tensor, pages: torch.Tensor, table: torch.Tensor) -> str | None:

@@ -220,7 +220,8 @@ def merge(
     merges, parts, sums, out_at, kv_heads,
     SHARE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr, PER_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows whose work was shared, heads): the parts of plan.Merge, merged on in `attend`'s order. PER_GROUP: parts of a group."""
+    """Grid (rows whose work was shared, heads): the parts of plan.Merge, merged on in `attend`'s order. PER_GROUP: parts of a group.
+    Of a row below 0 nothing is written."""
     merges += tl.program_id(0) * 8
     head = tl.program_id(1)
     row, within, slot, first, end = (
@@ -240,4 +241,4 @@ def merge(
         m_all, l_all, o_all = _merge(m_all, l_all, o_all, m, l, o)
     o_all = o_all / tl.where(l_all == 0.0, 1.0, l_all)[None, :]
     to = (row.to(tl.int64) * kv_heads * SHARE + head) * DIM + d[:, None] + one[None, :]
-    tl.store(out_at + to, o_all.to(out_at.dtype.element_ty), mask=(d < DIM)[:, None])
+    tl.store(out_at + to, o_all.to(out_at.dtype.element_ty), mask=(d < tl.where(row < 0, 0, DIM))[:, None])

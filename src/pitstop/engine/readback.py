@@ -1,0 +1,61 @@
+"""What the host needs of a step's results: chosen on the device, copied without waiting, waited for once."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pitstop.engine import sampler
+from pitstop.ops.sample import greedy
+from pitstop.ops.transfer import download, upload
+from pitstop.types import Span, StepPlan
+
+Rows = list[int] | np.ndarray
+"""Of a span: the likeliest tokens [wanted] where nothing else is asked for, else logits [wanted, vocab] fp32, or hidden states."""
+
+
+def far(logits: torch.Tensor) -> bool:
+    """Whether rows that stay where they are save time."""
+    return logits.is_cuda
+
+
+class Readback:
+    """Of the logits [rows, vocab] and final hidden states [rows, width], fp32, that a plan's spans want, in its order."""
+
+    def __init__(self, plan: StepPlan, logits: torch.Tensor, states: torch.Tensor) -> None:
+        choose = far(logits)
+        self._spans = [(span, choose and _likeliest(span)) for span in plan.spans]
+        rows = [chosen for span, chosen in self._spans if span.request.embed is None for _ in range(span.wanted)]
+        self._ids = download(greedy(logits)) if any(rows) else None
+        if self._ids is not None:
+            logits = logits[upload([row for row, chosen in enumerate(rows) if not chosen], logits.device)]
+        self._logits, self._states = download(logits), download(states)
+        self._done = torch.cuda.Event() if logits.is_cuda else None
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> dict[str, Rows]:
+        """By request id, when the step is done."""
+        if self._done is not None:
+            self._done.synchronize()
+        ids = self._ids.tolist() if self._ids is not None else []
+        logits, states = self._logits.numpy(), self._states.numpy()
+        found: dict[str, Rows] = {}
+        for span, chosen in self._spans:
+            name, wanted = span.request.id, span.wanted
+            if span.request.embed is not None:
+                found[name], states = states[:wanted], states[wanted:]
+                continue
+            if chosen:
+                found[name] = ids[:wanted]
+            else:
+                found[name], logits = logits[:wanted], logits[wanted:]
+            ids = ids[wanted:]
+        return found
+
+
+def _likeliest(span: Span) -> bool:
+    """Whether all that is wanted of the span is its likeliest tokens."""
+    request = span.request
+    scored = request.score_from is not None or request.params.prompt_logprobs is not None or request.params.logprobs is not None
+    return not scored and sampler.likeliest(request.params, len(span.known) - len(request.prompt))
