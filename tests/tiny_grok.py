@@ -1,4 +1,4 @@
-"""Tiny seeded Grok checkpoints in the published layouts: Grok-1's pickles, Grok-2's safetensors cut for tensor parallelism.
+"""Tiny seeded Grok checkpoints in the published layouts: Grok-1's pickles and tokenizer.model, Grok-2's safetensors of several ranks.
 
 `python tests/tiny_grok.py FOLDER` writes both under FOLDER; each can be served: `make serve MODEL=FOLDER/grok1`.
 """
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from tiny_models import VOCAB_SIZE, write_tokenizer
+from tokenizer_models import PIECES, tokenizer_model
 
 _COMMON = {
     "hidden_size": 64,
@@ -134,7 +135,7 @@ def write_grok1(folder: Path, seed: int = 0, **changes: object) -> Path:
     for number, (_, leaf) in enumerate(flattened(grok1_leaves(seed))):
         (folder / "ckpt-0" / f"tensor{number:05d}_000").write_bytes(published_pickle(leaf))
     (folder / "config.json").write_text(json.dumps(GROK1 | changes))
-    write_tokenizer(folder)
+    (folder / "tokenizer.model").write_bytes(tokenizer_model(PIECES))
     return folder
 
 

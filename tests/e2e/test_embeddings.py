@@ -106,6 +106,14 @@ def test_a_forgotten_normalisation_is_seen(folders, monkeypatch: pytest.MonkeyPa
         test_hidden_states_and_vectors_are_transformers_own(folders, "bert")
 
 
+def test_torch_leaves_the_cores_to_the_kernels(folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, seen, attention = LLM(folders("bert"), threads=2), [], encoder_module.full_attention
+    monkeypatch.setattr(encoder_module, "full_attention", lambda *parts: seen.append(torch.get_num_threads()) or attention(*parts))
+    llm.embed(TEXTS[:1])
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+
+
 def test_every_way_of_pooling(folders) -> None:
     llm = LLM(folders("bert"))
     assert llm.embedding == Embedding("mean", True)

@@ -117,10 +117,20 @@ def test_bits_do_not_depend_on_company(folders, family: str) -> None:
     check_matrix(folders(family), longest=200, count=8, backend="cpu")
 
 
-@pytest.mark.parametrize("family", WRITE)
-def test_a_checkpoint_is_served(folders, family: str) -> None:
-    expected = LLM(folders(family)).chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8, temperature=0.0))
-    with model_server(folders(family)) as server:
+def test_grok1_is_served_by_its_own_tokenizer(folders) -> None:
+    """As it was published: leaves and tokenizer.model, no chat template."""
+    prompt = "  the 人工智能\n[EOS] 🏁"
+    expected = LLM(folders("grok1")).generate([prompt], SamplingParams(max_tokens=8, temperature=0.0))[0]
+    with model_server(folders("grok1")) as server:
+        answer = server.complete(prompt).json()
+        assert answer["choices"][0]["text"] == expected.text
+        assert answer["usage"]["prompt_tokens"] == 21
+        assert "has no chat template" in server.chat("Hello").json()["error"]["message"]
+
+
+def test_grok2_is_served(folders) -> None:
+    expected = LLM(folders("grok2")).chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8, temperature=0.0))
+    with model_server(folders("grok2")) as server:
         assert server.chat("Hello").json()["choices"][0]["message"]["content"] == expected.text
 
 

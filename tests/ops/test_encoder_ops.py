@@ -23,34 +23,34 @@ def norm_inputs(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (5, 48), (17, 384), (3, 1024)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (5, 48), (4, 7), (6, 50), (17, 384), (3, 1024)])
 def test_layer_norm(backend: str, rows: int, width: int) -> None:
     dispatch.use(backend)
     x, weight, bias = norm_inputs(rows, width)
     found = norm.layer_norm(x, weight, bias, 1e-12).double()
     centred = x.double() - x.double().mean(1, keepdim=True)
     scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-12).sqrt()
-    bound = norm_ref.LAYER_TOLERANCE * width**0.5 * (1 + scaled.abs().amax(1, keepdim=True)) * weight.abs() + 1e-7 * bias.abs()
+    bound = norm_ref.LAYER_TOLERANCE * (1 + scaled.abs().amax(1, keepdim=True)) * weight.abs() + 1e-7 * bias.abs()
     assert ((found - scaled * weight.double() - bias.double()).abs() <= bound).all()
 
 
 def test_layer_norm_row_by_row() -> None:
-    x, weight, bias = norm_inputs(40, 96)
+    x, weight, bias = norm_inputs(40, 90)
     assert_rows_stand_alone(lambda rows: norm.layer_norm(rows, weight, bias, 1e-5), x)
     each_isa(lambda: norm.layer_norm(x, weight, bias, 1e-5))
+    wide = torch.cat([torch.full_like(x, torch.nan), x, torch.full_like(x, torch.nan)], dim=1)
+    assert_same_bits(norm.layer_norm(wide[:, 90:180], weight, bias, 1e-5), norm.layer_norm(x, weight, bias, 1e-5))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gelu_erf", "gelu_tanh"])
-def test_gelu(backend: str, name: str) -> None:
+def test_gelu_is_a_gate_of_factors_one(backend: str, name: str) -> None:
     dispatch.use(backend)
+    gelu, gated = getattr(activation, name), getattr(activation, f"{name}_mul")
     x = activation_ref.make_inputs(1, 30, 48)
-    found = getattr(activation, name)(x).double()
-    exact = torch.nn.functional.gelu(x.double(), approximate="none" if name == "gelu_erf" else "tanh")
-    near = exact.abs() > 1e-30  # below, what fp64 itself cancels is larger
-    tolerance = activation_ref.GELU_ERF_TOLERANCE if name == "gelu_erf" else activation_ref.GELU_TOLERANCE
-    assert ((found - exact).abs() <= tolerance * exact.abs())[near].all() or (found - exact).abs().max() < 1e-6
-    assert_rows_stand_alone(getattr(activation, name), x)
+    assert_same_bits(gelu(x), gated(torch.cat([x, torch.ones_like(x)], dim=1)))
+    assert_same_bits(gelu(x[:, 7:60]), gelu(x[:, 7:60].contiguous()))
+    assert_rows_stand_alone(gelu, x)
 
 
 def attention_inputs(lengths: list[int], heads: int = 3, dim: int = 32) -> list[torch.Tensor]:

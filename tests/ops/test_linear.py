@@ -123,9 +123,11 @@ def test_packing_loses_nothing(kind, shape):
     assert matrix.kind == QUANTIZED.get(kind, kind.lower())
     assert torch.equal(ref.dequantize(matrix), values)
     ids = torch.tensor([shape[0] - 1, 0, shape[0] // 2, 0])
+    many = torch.randint(shape[0], (300,), generator=torch.Generator().manual_seed(2))  # as many as are shared among threads
     for isa in ISAS:
         dispatch.native.set_isa(isa)
         assert torch.equal(rows(matrix, ids), values[ids])
+        assert torch.equal(rows(matrix, many), values[many])
     with dispatch.use("ref"):
         assert torch.equal(rows(matrix, ids), values[ids])
     with pytest.raises(IndexError):

@@ -130,6 +130,26 @@ def test_gelu_tanh_mul_at_the_ends():
     torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_gelu_erf_mul_all_along():
+    """In steps of 2⁻¹¹ from where it has vanished to where nothing is taken from the gate."""
+    gate = torch.arange(-26 * 1024, 16 * 1024).view(-1, 64) / 2048
+    exact = gate.double() / 2 * torch.special.erfc(-gate.double() / 2**0.5)
+    with dispatch.use("cpu"):
+        for isa in ISAS:
+            dispatch.native.set_isa(isa)
+            y = activation.gelu_erf_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))
+            assert ((y - exact).abs() <= activation_ref.GELU_ERF_TOLERANCE * exact.abs() + 1e-37).all(), isa
+
+
+def test_gelu_erf_mul_at_the_ends():
+    gate = torch.tensor([[-torch.inf, -1e20, -200.0, 0.0, 200.0, 1e30, torch.inf, torch.nan]])
+    expected = torch.tensor([[torch.nan, 0.0, 0.0, 0.0, 200.0, 1e30, torch.inf, torch.nan]])
+    for backend in BACKENDS:
+        with dispatch.use(backend):
+            y = activation.gelu_erf_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))
+        torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("columns", [1, 16, 259])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_softcap(backend, columns):

@@ -68,28 +68,29 @@ def upgrade(
         "max_kl": max_kl,
         "warm_time": warm_time,
     }
-    import httpx
-
-    key = admin_key_from_env() or next(iter(api_keys_from_env()), "none")
-    with httpx.Client(base_url=url.rstrip("/"), headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+    with _client(url) as client:
         report = _call(client, "POST", {name: value for name, value in wish.items() if value is not None})
         if wait:
             report = _follow(client, quiet=as_json)
     if as_json:
         print(json.dumps(report, indent=2))
-    elif not wait:
-        print(f"The upgrade has begun; {url.rstrip('/')}{_ROUTE} tells how it goes.")
-    elif report["state"] == "done":
-        print("Done: the new worker serves.")
+    elif wait:
+        _tell(report)
     else:
-        what = "Cancelled" if report["state"] == "cancelled" else "Rolled back"
-        typer.secho(f"{what}, the old worker serves on: {report['reason']}", fg="red")
+        print(f"The upgrade has begun; {url.rstrip('/')}{_ROUTE} tells how it goes.")
     raise typer.Exit(1 if wait and report["state"] != "done" else 0)
 
 
 def _absolute(path: str | None) -> str | None:
     """A path that is here as the server, which may run elsewhere on this machine, can find it; anything else as it is."""
     return str(Path(path).expanduser().absolute()) if path and Path(path).expanduser().exists() else path
+
+
+def _client(url: str) -> httpx.Client:
+    import httpx
+
+    key = admin_key_from_env() or next(iter(api_keys_from_env()), "none")
+    return httpx.Client(base_url=url.rstrip("/"), headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
 
 def _call(client: httpx.Client, method: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -127,6 +128,15 @@ def _follow(client: httpx.Client, quiet: bool) -> dict[str, Any]:
         if ended:
             return report
         time.sleep(_POLL)
+
+
+def _tell(report: dict[str, Any]) -> None:
+    """How it ended."""
+    if report["state"] == "done":
+        print("Done: the new worker serves.")
+    else:
+        what = "Cancelled" if report["state"] == "cancelled" else "Rolled back"
+        typer.secho(f"{what}, the old worker serves on: {report['reason']}", fg="red")
 
 
 def _line(phase: dict[str, Any], report: dict[str, Any]) -> str:

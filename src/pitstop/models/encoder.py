@@ -14,6 +14,7 @@ from pitstop.ops.activation import gelu_erf, gelu_tanh
 from pitstop.ops.attention import full_attention
 from pitstop.ops.linear import PackedLinear, Precision, linear, rows
 from pitstop.ops.norm import layer_norm
+from pitstop.ops.rowwise import one_thread
 
 ACTIVATIONS = {"gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf}
 """Of ops, by their names in an EncoderConfig: [rows, ffn] → [rows, ffn]."""
@@ -74,6 +75,7 @@ class Encoder:
         ]
 
     @torch.inference_mode()
+    @one_thread()
     def forward(self, texts: list[list[int]]) -> np.ndarray:
         """Token ids of whole texts → the last hidden states of all their tokens, one text after the other, [rows, width] fp32."""
         c, lengths = self.config, [len(text) for text in texts]

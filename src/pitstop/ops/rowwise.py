@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch's operations on the CPU are done by the thread that calls them.
+
+    torch's threads spin for a while when their part is done, on cores that the native kernels' threads want.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def rowwise(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
@@ -15,9 +30,5 @@ def rowwise(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> to
     rows = len(tensors[0])
     if tensors[0].is_cuda or rows == 0:
         return function(*tensors)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return torch.cat([function(*(tensor[row : row + 1].clone() for tensor in tensors)) for row in range(rows)])
-    finally:
-        torch.set_num_threads(threads)

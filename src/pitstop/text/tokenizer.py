@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
@@ -60,11 +61,13 @@ class Tokenizer:
         self._words = {token: i for i, token in enumerate(tokens) if types[i] == TokenType.USER_DEFINED and token not in self._control}
         self.control_pattern = _any_of(self._control)
         self._word_pattern = _any_of(self._words)
+        self._lead = (" " if vocabulary.add_space else "") if vocabulary.space_once else None
         if vocabulary.definition:
             self._bpe, self._bpe_inside = _defined(vocabulary.definition)
         else:
             encoder = sentencepiece.encoder if vocabulary.model == "llama" else byte_pair_encoder
-            self._bpe = self._bpe_inside = encoder(vocabulary, apart=self._control.keys() | self._words.keys())
+            plain = replace(vocabulary, add_space=vocabulary.add_space and self._lead is None)
+            self._bpe = self._bpe_inside = encoder(plain, apart=self._control.keys() | self._words.keys())
 
     @property
     def control_spellings(self) -> tuple[str, ...]:
@@ -120,6 +123,8 @@ class Tokenizer:
         return token in self.table.control
 
     def _encode_plain(self, text: str, ids: list[int], inside: bool) -> None:
+        if self._lead is not None and text:  # before the text is cut, since words may hold spaces; both spellings of a space are one
+            text = ("" if inside or ids else self._lead) + text.replace(sentencepiece.SPACE, " ")
         for piece in _cut(text, self._word_pattern, self._words):
             if isinstance(piece, int):
                 ids.append(piece)

@@ -23,10 +23,11 @@ class Vocabulary:
 
     `model` and `pre` name the tokenizer and its pre-tokenizer as GGUF does ("gpt2", "smollm"). `merges` holds "left right" pairs, best
     first, in the spelling of `tokens`; `scores` stand in for them where `model` is "llama" (SentencePiece), and `add_space` says that
-    texts begin with a space there. `definition`, where there is one, stands in for `pre` and `merges`: JSON as the tokenizers library
-    reads it, without added tokens and post-processing; `model` then says how tokens spell text: "gpt2" byte-level, "llama" and "t5" with ▁
-    for a space, "bert" with ## where a word goes on. `add_bos`: a prompt that no chat template made starts with `bos`. `ends`: ids that
-    end an answer, beside `eos`. `before` and `after`: ids around a text that is embedded.
+    texts begin with a space there; what follows a control token or a user-defined word does, too, unless `space_once`. `definition`,
+    where there is one, stands in for `pre` and `merges`: JSON as the tokenizers library reads it, without added tokens and
+    post-processing; `model` then says how tokens spell text: "gpt2" byte-level, "llama" and "t5" with ▁ for a space, "bert" with ## where
+    a word goes on. `add_bos`: a prompt that no chat template made starts with `bos`. `ends`: ids that end an answer, beside `eos`.
+    `before` and `after`: ids around a text that is embedded.
     """
 
     model: str
@@ -42,5 +43,6 @@ class Vocabulary:
     ends: tuple[int, ...] = ()
     scores: list[float] = field(default_factory=list)
     add_space: bool = False
+    space_once: bool = False
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()

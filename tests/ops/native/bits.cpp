@@ -108,10 +108,15 @@ void rowwise(Random& random) {
   add_rms_norm(x.data(), x.data() + rows * dim, rows, weight.data(), dim, 1e-5f, total.data(), out.data());
   print("add_rms_norm", total);
   print("add_rms_norm", out);
-  silu_mul(x.data(), 2 * dim, rows, dim, out.data());
+  layer_norm(x.data(), dim, rows, weight.data(), x.data() + rows * dim, dim, 1e-5f, out.data());
+  print("layer_norm", out);
+  GateUp halves{x.data(), 2 * dim, x.data() + dim, 2 * dim, rows, dim};
+  silu_mul(halves, out.data());
   print("silu_mul", out);
-  gelu_tanh_mul(x.data(), 2 * dim, rows, dim, out.data());
+  gelu_tanh_mul(halves, out.data());
   print("gelu_tanh_mul", out);
+  gelu_erf_mul(halves, out.data());
+  print("gelu_erf_mul", out);
   softcap(x.data(), rows, dim, 2.0f, out.data());
   print("softcap", out);
   rms_norm(x.data(), dim, rows, 7, weight.data(), 10, 1e-5f, out.data());

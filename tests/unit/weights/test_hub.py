@@ -190,6 +190,7 @@ def test_one_gguf_file(host: Hub) -> None:
 
 LAYOUTS = {
     "leaves": [*(f"ckpt-0/tensor0000{i}_000" for i in range(3)), "tokenizer.json"],
+    "published-leaves": [*(f"ckpt-0/tensor0000{i}_000" for i in range(3)), "tokenizer.model"],
     "parallel": ["config.json", "tokenizer.tok.json", "m-0-TP-common.safetensors", *(f"m-1-TP-00{i}.safetensors" for i in range(2))],
 }
 """Of the published Groks."""

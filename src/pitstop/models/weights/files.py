@@ -15,8 +15,9 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 CHECKPOINT = "ckpt-0"
 """Where Grok-1's leaves lie."""
 
-TOK_JSON = "tokenizer.tok.json"
-"""Grok-2's tokenizer."""
+TOKENIZER_JSON, TOK_JSON, TOKENIZER_MODEL = "tokenizer.json", "tokenizer.tok.json", "tokenizer.model"
+TOKENIZERS = (TOKENIZER_JSON, TOK_JSON, TOKENIZER_MODEL)
+"""The tokenizers library's, Grok-2's, SentencePiece's (Grok-1's is one): of these the first one that is there is read."""
 
 TENSOR_PARALLEL = re.compile(r".+-TP-(\d{3}|common)\.safetensors")
 """Files of a folder made for tensor parallelism, and the rank of each."""

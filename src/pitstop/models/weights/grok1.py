@@ -14,7 +14,7 @@ from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
 from pitstop.models.families import grok1
 from pitstop.models.keys import Keys
-from pitstop.models.weights.files import CHECKPOINT, read_json_if_there
+from pitstop.models.weights.files import CHECKPOINT, TOKENIZER_MODEL, TOKENIZERS, read_json_if_there
 from pitstop.models.weights.folder import HARMLESS, NEUTRAL
 from pitstop.models.weights.pickles import QuantizedWeight8bit, read_pickle
 from pitstop.models.weights.tensor import RawTensor, stored_note
@@ -123,9 +123,9 @@ class Grok1Checkpoint:
         return RawTensor(path, "F32", shape, np.ascontiguousarray(values, np.float32))
 
     def vocabulary(self) -> Vocabulary:
-        """The tokenizer's data, from tokenizer.json: the release's own format is not read."""
-        if not (self.path / "tokenizer.json").exists():
-            raise WeightsError(self.path, "holds no tokenizer.json; the release's tokenizer.model is not read: add a converted one")
+        """The tokenizer's data, from the release's tokenizer.model, or from a tokenizer.json beside it."""
+        if not any((self.path / name).exists() for name in TOKENIZERS):
+            raise WeightsError(self.path, f"holds no {TOKENIZER_MODEL}; the release has it beside its code: add it")
         return read_vocabulary(self.path, grok1.PUBLISHED | self._stated, self.config.vocab_size)
 
     def embedding(self) -> None:

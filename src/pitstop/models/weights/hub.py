@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pitstop.errors import DownloadFailed
 from pitstop.models.weights.download import download, sha256
-from pitstop.models.weights.files import CHECKPOINT, INDEX, SINGLE, TENSOR_PARALLEL, TOK_JSON, read_json
+from pitstop.models.weights.files import CHECKPOINT, INDEX, SINGLE, TENSOR_PARALLEL, TOKENIZERS, read_json
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all."""
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"(?P<repo>{_PART}/{_PART})(?P<file>(/{_PART})*/{_PART}\.gguf)?", re.ASCII)
 _CONFIG = "config.json"
-_SMALL = (_CONFIG, "generation_config.json", "tokenizer.json", TOK_JSON, "tokenizer_config.json", "chat_template.jinja", INDEX)
+_SMALL = (_CONFIG, "generation_config.json", "tokenizer_config.json", "chat_template.jinja", INDEX)
 _LEAF = re.compile(rf"({CHECKPOINT}/)?tensor\d{{5}}_\d{{3}}")
 """Of a checkpoint in Grok-1's layout."""
 _COMPLETE = ".complete"
@@ -121,7 +121,7 @@ class _Transfer:
 
 def _wanted(id: str, sizes: Mapping[str, int]) -> list[str]:
     """The files of a folder that we read, in the order in which they are fetched; without shards, which the index names."""
-    small = [name for name in _SMALL if name in sizes]
+    small = [*[name for name in TOKENIZERS if name in sizes][:1], *(name for name in _SMALL if name in sizes)]
     if leaves := sorted(filter(_LEAF.fullmatch, sizes)):
         return small + leaves
     if _CONFIG in sizes and (parts := sorted(filter(TENSOR_PARALLEL.fullmatch, sizes))):

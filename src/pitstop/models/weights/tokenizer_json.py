@@ -1,16 +1,18 @@
-"""A folder's tokenizer: tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja. Imports no torch."""
+"""A folder's tokenizer: tokenizer.json (or what stands in for it), its settings, end tokens and chat template. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.files import TOK_JSON, read_json, read_json_if_there
+from pitstop.models.weights.files import TOK_JSON, TOKENIZER_JSON, TOKENIZER_MODEL, TOKENIZERS, read_json, read_json_if_there
 from pitstop.models.weights.tok_json import read_tok_json
+from pitstop.models.weights.tokenizer_model import read_tokenizer_model
 from pitstop.text.vocabulary import TokenType, Vocabulary
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -23,10 +25,15 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int, em
     embedding and are left out.
     Raises WeightsError naming the file: a part is missing, of another kind, or outside the vocabulary.
     """
-    path = folder / "tokenizer.json"
+    path = next(filter(Path.exists, (folder / name for name in TOKENIZERS)), folder / TOKENIZER_JSON)
     settings, generation = (read_json_if_there(folder / name) for name in ("tokenizer_config.json", "generation_config.json"))
-    if not path.exists() and (folder / TOK_JSON).exists():
-        path = folder / TOK_JSON
+    if path.name == TOKENIZER_MODEL and embeds:
+        raise WeightsError(path, "does not say what stands around a text that is embedded; add a tokenizer.json")
+    if path.name == TOKENIZER_MODEL:
+        template, ends = _chat_template(folder, settings), _ends(folder, generation, config, vocab_size)
+        add_bos = settings.get("add_bos_token") is True
+        return replace(read_tokenizer_model(path, vocab_size), add_bos=add_bos, chat_template=template, ends=ends)
+    if path.name == TOK_JSON:
         files = read_tok_json(path)
         stated, settings, generation = files.tokenizer, files.settings | settings, files.generation | generation
     else:

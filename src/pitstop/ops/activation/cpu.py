@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -24,11 +25,11 @@ def gelu_erf_mul(gate_up: torch.Tensor) -> torch.Tensor | Declined:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor | Declined:
-    return gelu_tanh_mul(_with_ones(x))
+    return refuse(x=x) or _alone(dispatch.native.gelu_tanh_mul, x)
 
 
 def gelu_erf(x: torch.Tensor) -> torch.Tensor | Declined:
-    return gelu_erf_mul(_with_ones(x))
+    return refuse(x=x) or _alone(dispatch.native.gelu_erf_mul, x)
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor | Declined:
@@ -40,14 +41,23 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor | Declined:
     return out
 
 
-def _with_ones(x: torch.Tensor) -> torch.Tensor:
-    """As gates of factors 1. A copy costs little beside the product that x comes from."""
-    return torch.cat([x, torch.ones_like(x)], dim=1)
-
-
 def _gated(kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
     gate_up = strided(gate_up)
-    rows, features = len(gate_up), gate_up.shape[1] // 2
+    rows, features, row = len(gate_up), gate_up.shape[1] // 2, gate_up.stride(0)
     out = dispatch.empty(rows, features)
-    kernel(gate_up.data_ptr(), gate_up.stride(0), rows, features, out.data_ptr())
+    kernel(gate_up.data_ptr(), row, gate_up.data_ptr() + 4 * features, row, rows, features, out.data_ptr())
     return out
+
+
+def _alone(kernel: Callable[..., None], x: torch.Tensor) -> torch.Tensor:
+    """As gates of factors 1, one row of them for all."""
+    x = strided(x)
+    rows, features = x.shape
+    out = dispatch.empty(rows, features)
+    kernel(x.data_ptr(), x.stride(0), _ones(features).data_ptr(), 0, rows, features, out.data_ptr())
+    return out
+
+
+@cache
+def _ones(features: int) -> torch.Tensor:
+    return torch.ones(features)

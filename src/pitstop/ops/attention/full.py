@@ -9,6 +9,7 @@ from pitstop.ops.attention.layout import RAW32
 from pitstop.ops.attention.ref import masked_attention
 from pitstop.ops.dispatch import Declined
 from pitstop.ops.rows import refuse
+from pitstop.ops.rowwise import one_thread
 from pitstop.types import SEGMENT
 
 
@@ -52,15 +53,10 @@ def _place(lengths: list[int]) -> list[tuple[int, int, list[int]]]:
 
 def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float) -> torch.Tensor:
     """Text by text, so that shapes are the text's own; in fp64 and by one thread on the CPU (ops.rowwise says why)."""
-    threads, wide = torch.get_num_threads(), torch.float32 if q.is_cuda else torch.float64
-    if not q.is_cuda:
-        torch.set_num_threads(1)
-    try:
-        parts = []
+    wide, parts = torch.float32 if q.is_cuda else torch.float64, []
+    with one_thread():
         for queries, keys, values in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
             seen = torch.ones(len(queries), len(queries), dtype=torch.bool, device=q.device)
             keys, values = (x.transpose(0, 1).to(wide).contiguous() for x in (keys, values))
             parts.append(masked_attention(queries.to(wide).contiguous(), keys, values, seen, scale).to(q.dtype))
         return torch.cat(parts) if parts else torch.empty_like(q)
-    finally:
-        torch.set_num_threads(threads)

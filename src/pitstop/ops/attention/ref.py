@@ -10,6 +10,7 @@ import torch
 
 from pitstop.ops.attention import planes
 from pitstop.ops.attention.layout import RAW16, RAW32, Layout
+from pitstop.ops.rowwise import one_thread
 from pitstop.types import SEGMENT
 
 TOLERANCE = 3e-6
@@ -90,10 +91,7 @@ def paged_attention(
     cap_first: bool,
 ) -> torch.Tensor:
     out = torch.zeros_like(q)
-    threads = torch.get_num_threads()
-    if not q.is_cuda:
-        torch.set_num_threads(1)  # see rowwise
-    try:
+    with one_thread():  # see rowwise
         for row, count, start, tail, _, offset in items.tolist():
             sealed = table[offset : offset + start // SEGMENT + layout.lead_pages].tolist() if start >= SEGMENT else []
             keys, values = _gather(tails[tail], [pages[page] for page in sealed], layout, torch.float32 if q.is_cuda else torch.float64)
@@ -109,8 +107,6 @@ def paged_attention(
                     q[rows].to(keys.dtype), keys[:, low:high], values[:, low:high], mask, scale, softcap, heat, cap_first
                 )
                 out[rows] = part.to(q.dtype)
-    finally:
-        torch.set_num_threads(threads)
     return out
 
 

@@ -47,6 +47,13 @@ void over_rows(int rows, int64_t work_per_row, const Body& body) {
   parallel((rows + block - 1) / block, [&](int task) { body(task * block, std::min(rows - task * block, block)); });
 }
 
+void gated(void (*kernel)(const GateUp& x, float* out), const GateUp& x, float* out) {
+  over_rows(x.rows, 4 * (int64_t)x.features, [&](int row, int count) {
+    GateUp part{x.gate + row * x.gate_row, x.gate_row, x.up + row * x.up_row, x.up_row, count, x.features};
+    kernel(part, out + (ptrdiff_t)row * x.features);
+  });
+}
+
 }  // namespace
 
 std::vector<std::string> available_isas() {
@@ -104,27 +111,15 @@ void add_rms_norm(const float* x, const float* y, int rows, const float* weight,
   });
 }
 
-void silu_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
-  over_rows(rows, 4 * (int64_t)features, [&](int row, int count) {
-    kernels().silu_mul(gate_up + row * row_stride, row_stride, count, features, out + (ptrdiff_t)row * features);
+void layer_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, const float* bias, int dim, float eps, float* out) {
+  over_rows(rows, 2 * (int64_t)dim, [&](int row, int count) {
+    kernels().layer_norm(x + row * x_row, x_row, count, weight, bias, dim, eps, out + (ptrdiff_t)row * dim);
   });
 }
 
-void gelu_tanh_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
-  over_rows(rows, 4 * (int64_t)features, [&](int row, int count) {
-    kernels().gelu_tanh_mul(gate_up + row * row_stride, row_stride, count, features, out + (ptrdiff_t)row * features);
-  });
-}
-
-void gelu_erf_mul(const float* gate_up, ptrdiff_t row_stride, int rows, int features, float* out) {
-  over_rows(rows, 32 * (int64_t)features, [&](int first, int count) {
-    for (int row = first; row < first + count; ++row) {
-      const float *gate = gate_up + row * row_stride, *up = gate + features;
-      float* to = out + (ptrdiff_t)row * features;
-      for (int i = 0; i < features; ++i) to[i] = (float)(gate[i] * 0.5 * std::erfc(gate[i] * -0.70710678118654752)) * up[i];
-    }
-  });
-}
+void silu_mul(const GateUp& x, float* out) { gated(kernels().silu_mul, x, out); }
+void gelu_tanh_mul(const GateUp& x, float* out) { gated(kernels().gelu_tanh_mul, x, out); }
+void gelu_erf_mul(const GateUp& x, float* out) { gated(kernels().gelu_erf_mul, x, out); }
 
 void route(const float* logits, int rows, int experts, int top_k, bool renormalise, int64_t* ids, float* weights) {
   std::vector<char> taken(experts);

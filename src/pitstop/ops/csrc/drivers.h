@@ -23,9 +23,12 @@ void add_bias(float* y, int rows, int columns, const float* bias);
 void rms_norm(const float* x, ptrdiff_t x_row, int rows, int heads, const float* weight, int dim, float eps, float* out);
 // total = x + y, out = rms_norm(total); all rows contiguous. total may be x.
 void add_rms_norm(const float* x, const float* y, int rows, const float* weight, int dim, float eps, float* total, float* out);
-void silu_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
-void gelu_tanh_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
-void gelu_erf_mul(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+// x [rows][dim], rows x_row floats apart.
+void layer_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, const float* bias, int dim, float eps, float* out);
+// out: contiguous rows
+void silu_mul(const GateUp& x, float* out);
+void gelu_tanh_mul(const GateUp& x, float* out);
+void gelu_erf_mul(const GateUp& x, float* out);
 // All rows contiguous: of each row of logits the `top_k` largest, in order (of equals the first), and their shares of the softmax of all,
 // or among themselves where `renormalise`.
 void route(const float* logits, int rows, int experts, int top_k, bool renormalise, int64_t* ids, float* weights);

@@ -50,6 +50,32 @@ void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, in
   }
 }
 
+// The mean and the mean of squares around it are sums of 16 chains each; lanes behind the last column hold the mean, and add nothing.
+void layer_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, const float* bias, int dim, float eps, float* out) {
+  int whole = dim / LANES * LANES, left = dim - whole;
+  for (int r = 0; r < rows; ++r, x += x_row, out += dim) {
+    Vec total = load_first(x + whole, left);
+    for (int i = 0; i < whole; i += LANES) total = add(total, load(x + i));
+    Vec mean = broadcast(sum(total) / (float)dim), last = mean, squares = broadcast(0.0f);
+    if (left) {
+      float lanes[LANES];
+      store(lanes, mean);
+      for (int i = 0; i < left; ++i) lanes[i] = x[whole + i];
+      last = load(lanes);
+    }
+    for (int i = 0; i < whole; i += LANES) {
+      Vec v = sub(load(x + i), mean);
+      squares = fma(v, v, squares);
+    }
+    last = sub(last, mean);
+    Vec factor = broadcast(1.0f / __builtin_sqrtf(sum(fma(last, last, squares)) / (float)dim + eps));
+    for (int i = 0; i < whole; i += LANES)
+      store(out + i, fma(mul(sub(load(x + i), mean), factor), load(weight + i), load(bias + i)));
+    if (!left) continue;
+    store_first(out + whole, fma(mul(last, factor), load_first(weight + whole, left), load_first(bias + whole, left)), left);
+  }
+}
+
 INLINE Vec silu_times(Vec gate, Vec up) {
   Vec denominator = add(broadcast(1.0f), exp(sub(broadcast(0.0f), gate)));
   return mul(div(gate, denominator), up);
@@ -61,13 +87,35 @@ INLINE Vec gelu_tanh_times(Vec gate, Vec up) {
   return mul(div(gate, add(broadcast(1.0f), exp(exponent))), up);
 }
 
+// gate Phi(gate), and Phi(-t) = erfc(t / sqrt 2) / 2 = e^(-t^2 / 2) / (1 + 5 t / 4) p(q), q = (t - 4) / (t + 4), p of degree 9 interpolating
+// at Chebyshev nodes for t up to 16, where all is 0. t^2 comes in two parts, since e^x makes relative errors of absolute ones.
+INLINE Vec gelu_erf_times(Vec gate, Vec up) {
+  Vec t = smaller(broadcast(16.0f), larger(gate, sub(broadcast(0.0f), gate)));
+  Vec square = mul(t, t), rest = fma(t, t, sub(broadcast(0.0f), square));
+  Vec e = exp(mul(square, broadcast(-0.5f)));
+  e = fma(mul(e, broadcast(-0.5f)), rest, e);
+  Vec q = div(sub(t, broadcast(4.0f)), add(t, broadcast(4.0f)));
+  Vec p = fma(broadcast(0x1.ffefdap-14f), q, broadcast(0x1.e70e28p-11f));
+  p = fma(p, q, broadcast(-0x1.698322p-11f));
+  p = fma(p, q, broadcast(-0x1.a5b21ep-8f));
+  p = fma(p, q, broadcast(0x1.92dfe6p-6f));
+  p = fma(p, q, broadcast(-0x1.88c808p-5f));
+  p = fma(p, q, broadcast(0x1.b7af2p-5f));
+  p = fma(p, q, broadcast(-0x1.bd891cp-7f));
+  p = fma(p, q, broadcast(-0x1.40a246p-4f));
+  p = fma(p, q, broadcast(0x1.22078ep-1f));
+  Vec tail = div(mul(e, p), fma(t, broadcast(1.25f), broadcast(1.0f)));
+  UNROLL for (int i = 0; i < PARTS; ++i) tail.part[i] = gate.part[i] < 0 ? tail.part[i] : 1 - tail.part[i];
+  return mul(mul(gate, tail), up);
+}
+
 template <Vec (*TIMES)(Vec, Vec)>
-void gated(const float* gate_up, ptrdiff_t row, int rows, int features, float* out) {
-  int whole = features / LANES * LANES, left = features - whole;
-  for (int r = 0; r < rows; ++r, gate_up += row, out += features) {
-    const float* up = gate_up + features;
-    for (int i = 0; i < whole; i += LANES) store(out + i, TIMES(load(gate_up + i), load(up + i)));
-    if (left) store_first(out + whole, TIMES(load_first(gate_up + whole, left), load_first(up + whole, left)), left);
+void gated(const GateUp& x, float* out) {
+  int whole = x.features / LANES * LANES, left = x.features - whole;
+  for (int r = 0; r < x.rows; ++r, out += x.features) {
+    const float *gate = x.gate + r * x.gate_row, *up = x.up + r * x.up_row;
+    for (int i = 0; i < whole; i += LANES) store(out + i, TIMES(load(gate + i), load(up + i)));
+    if (left) store_first(out + whole, TIMES(load_first(gate + whole, left), load_first(up + whole, left)), left);
   }
 }
 
@@ -187,5 +235,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, gated<silu_times>, gated<gelu_tanh_times>, softcap, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
+    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, layer_norm, gated<silu_times>, gated<gelu_tanh_times>, gated<gelu_erf_times>, softcap, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
 };

@@ -45,6 +45,15 @@ static inline size_t segment_scratch(int count, int head_dim) {
 // A plane as fp32 twice, and its codes twice.
 static inline size_t encode_scratch(int head_dim) { return 128 * (size_t)head_dim * 5 / 2; }
 
+// Rows of gates and of what they are multiplied by, so many floats apart; up_row 0: one row for all.
+struct GateUp {
+  const float* gate;
+  ptrdiff_t gate_row;
+  const float* up;
+  ptrdiff_t up_row;
+  int rows, features;
+};
+
 // Of a floating-point panel.
 enum class Floats : int { fp32 = 0, fp16 = 1, bf16 = 2 };
 
@@ -62,8 +71,10 @@ struct Kernels {
   void (*quantize)(const float* x, ptrdiff_t x_row, int depth, float levels, const Activations& out);
   bool (*takes_bytes)(Weights kind);  // whether int8 activations should come as bytes for these weights
   void (*rms_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
-  void (*silu_mul)(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
-  void (*gelu_tanh_mul)(const float* gate_up, ptrdiff_t row, int rows, int features, float* out);
+  void (*layer_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, const float* bias, int dim, float eps, float* out);
+  void (*silu_mul)(const GateUp& x, float* out);
+  void (*gelu_tanh_mul)(const GateUp& x, float* out);
+  void (*gelu_erf_mul)(const GateUp& x, float* out);
   void (*softcap)(const float* x, float cap, ptrdiff_t count, float* out);
   // One row: x [heads][head_dim], cos and sin [head_dim / 2]
   void (*rotate)(const float* x, const float* cos, const float* sin, int heads, int head_dim, bool interleaved, float* out);

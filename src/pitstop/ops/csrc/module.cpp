@@ -53,6 +53,11 @@ struct Binder {
   }
 };
 
+template <void (*OP)(const GateUp&, float*)>
+void gated(Address gate, int64_t gate_row, Address up, int64_t up_row, int rows, int features, Address out) {
+  OP(GateUp{at<float>(gate), gate_row, at<float>(up), up_row, rows, features}, at<float>(out));
+}
+
 void bind_rows(const Binder& bind) {
   bind("linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, Address out) {
     linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, at<float>(out));
@@ -64,15 +69,12 @@ void bind_rows(const Binder& bind) {
   bind("add_rms_norm", +[](Address x, Address y, int rows, Address weight, int dim, float eps, Address total, Address out) {
     add_rms_norm(at<float>(x), at<float>(y), rows, at<float>(weight), dim, eps, at<float>(total), at<float>(out));
   });
-  bind("silu_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
-    silu_mul(at<float>(gate_up), row, rows, features, at<float>(out));
+  bind("layer_norm", +[](Address x, int64_t x_row, int rows, Address weight, Address bias, int dim, float eps, Address out) {
+    layer_norm(at<float>(x), x_row, rows, at<float>(weight), at<float>(bias), dim, eps, at<float>(out));
   });
-  bind("gelu_tanh_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
-    gelu_tanh_mul(at<float>(gate_up), row, rows, features, at<float>(out));
-  });
-  bind("gelu_erf_mul", +[](Address gate_up, int64_t row, int rows, int features, Address out) {
-    gelu_erf_mul(at<float>(gate_up), row, rows, features, at<float>(out));
-  });
+  bind("silu_mul", gated<silu_mul>);
+  bind("gelu_tanh_mul", gated<gelu_tanh_mul>);
+  bind("gelu_erf_mul", gated<gelu_erf_mul>);
   bind("route", +[](Address logits, int rows, int experts, int top_k, bool renormalise, Address ids, Address weights) {
     route(at<float>(logits), rows, experts, top_k, renormalise, at<int64_t>(ids), at<float>(weights));
   });

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from pitstop.ops import dispatch
 from pitstop.ops.dispatch import Declined
-from pitstop.ops.linear import cpu as linear_cpu
-from pitstop.ops.linear.packing import PackedLinear, pack
 from pitstop.ops.rows import refuse, strided
 
 
@@ -34,13 +30,10 @@ def add_rms_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: fl
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor | Declined:
-    """The root mean square of a row without its mean is the standard deviation. The mean is one chain over `width`, as `linear`'s."""
     if reason := refuse(x=x, weight=weight, bias=bias):
         return reason
-    return rms_norm(x - linear_cpu.linear(x, _averaging(x.shape[1])), weight, eps) + bias
-
-
-@cache
-def _averaging(width: int) -> PackedLinear:
-    """The matrix [1, width] whose product with a row is the row's mean."""
-    return pack(torch.full((1, width), 1 / width))
+    x, weight, bias = strided(x), weight.contiguous(), bias.contiguous()
+    rows, width = x.shape
+    out = dispatch.empty(rows, width)
+    dispatch.native.layer_norm(x.data_ptr(), x.stride(0), rows, weight.data_ptr(), bias.data_ptr(), width, eps, out.data_ptr())
+    return out
