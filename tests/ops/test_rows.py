@@ -272,6 +272,12 @@ def test_large_linear_is_split_without_a_trace():
     assert_rows_stand_alone(lambda rows: linear.linear(rows, packed), x)
 
 
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_tanh_mul", "gelu_erf_mul", "softcap"])
+def test_many_rows_are_split_without_a_trace(name):
+    """Among threads: what the rows above are too few for."""
+    assert_rows_stand_alone(OPS[name], activation_ref.make_inputs(9, 100, 400))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", OPS)
 def test_no_rows_give_no_rows(name, backend):
