@@ -228,7 +228,7 @@ async def test_the_new_config_outlives_its_worker():
 async def test_the_old_worker_dies_after_the_switch_and_its_answer_still_ends_by_its_arithmetic():
     async with running_pool() as pool:
         (old,) = pool.members
-        stream = ask(pool, "count #slow 5#", max_tokens=150)
+        stream = ask(pool, "count #slow 20#", max_tokens=150)
         await anext(stream)
         upgrade = await upgraded(pool, wait=False, model="toy2", kv="int8")
         await until(lambda: upgrade.state == "retiring")

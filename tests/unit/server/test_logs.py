@@ -70,5 +70,5 @@ def test_prompts_are_logged_when_the_operator_wants_it(tmp_path: Path):
     log = tmp_path / "log"
     with fake_server("--log-format", "json", "--log-prompts", log=log) as server:
         server.complete([f"{SECRET} #say a#", "#say b#"], n=2)
-        (line,) = access(log)
+    (line,) = access(log)
     assert line["prompts"] == [f"{SECRET} #say a#", "#say b#"]
