@@ -64,6 +64,7 @@ def test_ours_lose_little(loss, codec, most):
     assert 0 < loss(codec) < most
 
 
+@pytest.mark.slow
 def test_open_loop_differences_drift_and_closed_loop_ones_do_not(loss):
     """The account's older scheme, in the form in which its errors add up, is 50 times worse than in the form in which they do not."""
     opened, closed = loss("delta8-open"), loss("delta8")
@@ -73,5 +74,6 @@ def test_open_loop_differences_drift_and_closed_loop_ones_do_not(loss):
     assert opened > 50 * closed
 
 
+@pytest.mark.slow
 def test_one_range_a_segment_is_worse_than_a_range_a_channel(loss):
     assert loss("adaptive8") > 5 * loss("int8")

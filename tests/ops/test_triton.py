@@ -16,11 +16,19 @@ from pitstop.ops.attention import triton
 PROGRAM = "interpreted_attention.py"
 
 
+def wrong(check: str) -> tuple[dict[str, float], int]:
+    """The errors that are too large, and how many there are in all."""
+    errors = interpret(PROGRAM, check)[check]
+    return {name: error for name, error in errors.items() if not error <= triton.TOLERANCE}, len(errors)
+
+
 def test_answers_are_the_reference_s():
-    found = interpret(PROGRAM, "layouts", "scores")
-    wrong = {(check, name): error for check, errors in found.items() for name, error in errors.items() if not error <= triton.TOLERANCE}
-    assert not wrong
-    assert {check: len(errors) for check, errors in found.items()} == {"layouts": 5, "scores": 7}
+    assert wrong("layouts") == ({}, 5)
+
+
+@pytest.mark.slow
+def test_answers_with_windows_and_caps_are_the_reference_s():
+    assert wrong("scores") == ({}, 7)
 
 
 @pytest.mark.slow
