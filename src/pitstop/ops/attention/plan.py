@@ -158,8 +158,11 @@ def most_stages(heads: Heads, layout: Layout) -> int:
 
 
 def thread_registers(columns: int, heads: Heads, layout: Layout, chip: Chip) -> int:
-    """Of a thread, at most: on sm_90 the tensor cores read 16-bit tiles from shared memory, else registers hold them."""
-    return 128 if chip.arch >= 90 and columns == 16 and heads.padded <= 128 and not turned(layout) else 255
+    """Of a thread, at most: on sm_90 the tensor cores read 16-bit tiles from shared memory, else registers hold them; a head that does not
+    fill its tile has masks, too."""
+    if chip.arch < 90 or columns > 16 or heads.padded > 128 or turned(layout):
+        return 255
+    return 128 if heads.head_dim == heads.padded else 136
 
 
 def tile_bytes(layout: Layout, heads: Heads) -> int:

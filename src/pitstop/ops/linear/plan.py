@@ -100,10 +100,10 @@ def shared_bytes(outs: int, columns: int, stages: int, splits: int, ready: bool,
     return max(waiting + numbers + part, 4 * outs * (columns + 4)) + 64
 
 
-def thread_registers(outs: int, columns: int, parted: bool) -> int:
-    """Of a thread, at most: sums (twice where parts are added up), weights as numbers, addresses, and activations, of which each of four
-    warps holds twice what each of eight does."""
-    return min(255, columns // 2 * (2 if parted else 1) + columns // 4 + (120 if outs == 64 else 88))
+def thread_registers(outs: int, columns: int, parted: bool, experts: bool) -> int:
+    """Of a thread, at most: sums (twice where parts are added up), weights as numbers, addresses (twice where each row has its own, as
+    experts' have), and activations, of which each of four warps holds twice what each of eight does."""
+    return min(255, columns // 2 * (2 if parted else 1) + columns // 4 * (2 if experts else 1) + (120 if outs == 64 else 88))
 
 
 @lru_cache(4096)
@@ -133,7 +133,7 @@ def fixed(shape: Shape, chip: Chip) -> Plan:
 def tile(shape: Shape, chip: Chip, outs: int, columns: int, stages: int, splits: int, ready: bool) -> Plan:
     """The plan with this tile, unexplained."""
     shared = shared_bytes(outs, columns, stages, splits, ready, shape.codes, chip)
-    registers = thread_registers(outs, columns, parts(shape.depth)[0] > 1 and splits == 1)
+    registers = thread_registers(outs, columns, parts(shape.depth)[0] > 1 and splits == 1, shape.experts > 1)
     grid = -(-shape.outs // outs), shape.tiles(columns), splits
     warps = outs // 16
     resident = resident_blocks(chip, warps, registers, shared)
