@@ -23,8 +23,7 @@ def check(codes: str, chip: str, step: str) -> None:
     shape = Shape(*SIZES[step], codes, experts=128)
     chosen = plan(shape, CHIPS[chip])
     compiled = ahead.compile_plan(chosen, shape, CHIPS[chip])
-    assert [reason for reason in objections(compiled, chosen, CHIPS[chip]) if "16 at a time" not in reason] == []
-    assert compiled.wide_share >= 0.75, "choices, and parts' sums, which lie as tensor cores hold them, are narrow loads outside the loop"
+    assert objections(compiled, chosen, CHIPS[chip]) == []
 
 
 @pytest.mark.parametrize(("codes", "chip", "step"), [("4", "sm_90", "decode"), ("bf16", "sm_80", "prefill")])

@@ -22,6 +22,11 @@ class Planned(Protocol):
     warps: int
 
 
+WIDE = 0.75
+"""The least share of bytes in loads of 16. The others are ranges of few codes (of heads of 64 and 4 bits a ninth of all), what says which
+work is whose, and sums that blocks leave for each other, which lie as tensor cores hold them."""
+
+
 class Compiled(NamedTuple):
     """registers a thread; frame: bytes of its memory that stand in for registers (spills), 0 where none do; shared: bytes a block.
 
@@ -117,7 +122,7 @@ def objections(compiled: Compiled, planned: Planned, chip: Chip) -> list[str]:
     meant = "mma" if chip.arch < 90 else "wgmma.mma_async"
     if set(compiled.tensor) != {meant}:
         wrong.append(f"products by {', '.join(compiled.tensor) or 'no tensor cores'}, not {meant}")
-    if compiled.wide_share < 0.8:
+    if compiled.wide_share < WIDE:
         wrong.append(f"only {compiled.wide_share:.0%} of the bytes are loaded 16 at a time")
     return wrong
 
