@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pitstop import codecs
+from pitstop.ops import ahead as compiler
 from pitstop.ops import row_ahead
 from pitstop.ops.ahead import Compiled, Planned
 from pitstop.ops.attention import ahead
@@ -88,8 +89,8 @@ def rows() -> Iterator[tuple[object, ...]]:
 
 
 def facts(compiled: Compiled, chosen: Planned, chip: Chip) -> tuple[object, ...]:
-    blocks = ahead.resident(compiled, chosen, chip)
-    conflicts, best = ahead.conflicts(compiled)
+    blocks = compiler.resident(compiled, chosen, chip)
+    conflicts, best = compiler.conflicts(compiled)
     shared = f"{compiled.shared / 1024:.0f}"
     return compiled.registers, shared, compiled.frame, blocks, blocks * chosen.warps, f"{conflicts} of {conflicts + best}"
 

@@ -48,7 +48,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecodeGraphs, "usable", staticmethod(lambda device: False))
     monkeypatch.setattr(CudaGraphs, "usable", staticmethod(lambda device: True))
     monkeypatch.setattr(cuda_graphs, "CudaCapture", TapeCapture)
-    monkeypatch.setattr(readback, "far", lambda logits: True)
+    monkeypatch.setattr(readback, "chosen_on_device", lambda logits: True)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -82,7 +82,7 @@ def eager(toy: Path) -> Callable[..., list]:
     assert all(isinstance(llm.engine._runner._decode, DecodeGraphs) for llm in engines.values())
 
     def of(count: int, params: SamplingParams | list[SamplingParams] = GREEDY, codec: str = "raw16") -> list:
-        with mock.patch.object(readback, "far", return_value=False):
+        with mock.patch.object(readback, "chosen_on_device", return_value=False):
             return answers(engines[codec], count, params)
 
     return of
@@ -148,7 +148,7 @@ def test_which_tokens_are_chosen_on_the_device() -> None:
 def test_guesses_and_what_else_is_no_plain_decode_runs_as_it_is(toy: Path, eager: Callable[..., list]) -> None:
     llm = LLM(toy, speculate=4, **OPTIONS)
     repeated = [[5, 6, 7, 8] * 30] * 3
-    with mock.patch.object(CudaGraphs, "usable", return_value=False), mock.patch.object(readback, "far", return_value=False):
+    with mock.patch.object(CudaGraphs, "usable", return_value=False), mock.patch.object(readback, "chosen_on_device", return_value=False):
         expected = [output.tokens for output in LLM(toy, **OPTIONS).generate(repeated, GREEDY)]
     assert [output.tokens for output in llm.generate(repeated, GREEDY)] == expected
     assert llm.engine.stats().guessed_tokens > 0
@@ -271,6 +271,6 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -
     assert torch.cuda.mem_get_info()[0] > 256 << 20
     del llm
     monkeypatch.setattr(CudaGraphs, "usable", staticmethod(lambda device: False))
-    monkeypatch.setattr(readback, "far", lambda logits: False)
+    monkeypatch.setattr(readback, "chosen_on_device", lambda logits: False)
     eager = LLM(path, device="cuda", codec=codec, guard="off", memory=1 << 30)
     assert [answers(eager, count, mixed(count)) for count in (1, 3, 9)] == found

@@ -36,8 +36,8 @@ def planned(codec: str, chip: str, step: str, heads: Heads = EIGHT) -> Plan:
 def check(codec: str, chip: str, step: str, heads: Heads = EIGHT, scores: Scores | None = None) -> None:
     chosen = planned(codec, chip, step, heads)
     compiled = ahead.compile_plan(chosen, heads, codecs.get(codec).layout, CHIPS[chip], scores)
-    assert ahead.objections(compiled, chosen, CHIPS[chip]) == []
-    assert ahead.resident(compiled, chosen, CHIPS[chip]) >= 1
+    assert compiler.objections(compiled, chosen, CHIPS[chip]) == []
+    assert compiler.resident(compiled, chosen, CHIPS[chip]) >= 1
 
 
 @pytest.mark.parametrize(("codec", "chip", "step"), QUICK)
@@ -85,9 +85,9 @@ def test_planted_faults_are_objected_to():
     """A tile over the limit; one whose registers spill."""
     raw, large = codecs.get("raw16").layout, Heads(8, 4, 256)
     over = replace(planned("raw16", "sm_80", "decode", large), stages=2)
-    assert any("pass the block's" in reason for reason in ahead.objections(ahead.compile_plan(over, large, raw, A100), over, A100))
+    assert any("pass the block's" in reason for reason in compiler.objections(ahead.compile_plan(over, large, raw, A100), over, A100))
     wide = replace(planned("raw16", "sm_90", "prefill"), columns=64, rows=16)
-    assert any("are spilled" in reason for reason in ahead.objections(ahead.compile_plan(wide, EIGHT, raw, H200), wide, H200))
+    assert any("are spilled" in reason for reason in compiler.objections(ahead.compile_plan(wide, EIGHT, raw, H200), wide, H200))
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -96,7 +96,7 @@ def test_the_planner_s_tile_has_fewer_bank_conflicts_than_the_fixed_one(chip):
     counts = []
     for choose in (plan, fixed):
         chosen = choose(SPANS["decode"], EIGHT, layout, CHIPS[chip])
-        counts.append(ahead.conflicts(ahead.compile_plan(chosen, EIGHT, layout, CHIPS[chip]))[0])
+        counts.append(compiler.conflicts(ahead.compile_plan(chosen, EIGHT, layout, CHIPS[chip]))[0])
     assert counts[0] < counts[1]
 
 

@@ -14,8 +14,8 @@ Rows = list[int] | np.ndarray
 """Of a span: the likeliest tokens [wanted] where nothing else is asked for, else logits [wanted, vocab] fp32, or hidden states."""
 
 
-def far(logits: torch.Tensor) -> bool:
-    """Whether rows that stay where they are save time."""
+def chosen_on_device(logits: torch.Tensor) -> bool:
+    """Whether the likeliest tokens are chosen where the logits are: on a GPU, whose rows then need not come to the host."""
     return logits.is_cuda
 
 
@@ -23,7 +23,7 @@ class Readback:
     """Of the logits [rows, vocab] and final hidden states [rows, width], fp32, that a plan's spans want, in its order."""
 
     def __init__(self, plan: StepPlan, logits: torch.Tensor, states: torch.Tensor) -> None:
-        choose = far(logits)
+        choose = chosen_on_device(logits)
         self._spans = [(span, choose and _likeliest(span)) for span in plan.spans]
         rows = [chosen for span, chosen in self._spans if span.request.embed is None for _ in range(span.wanted)]
         self._ids = download(greedy(logits)) if any(rows) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from pitstop.ops import banks
@@ -108,13 +108,30 @@ def facts(cubin: bytes) -> tuple[int, int]:
     return registers, frame
 
 
-def objections(compiled: Compiled, planned: Planned, chip: Chip) -> list[str]:
-    """What is wrong with it, in words; nothing if it is as planned."""
+def misfits(compiled: Compiled, chip: Chip, wide: float) -> list[str]:
+    """What speaks against any kernel on a chip, in words. wide: the least share of bytes in loads of 16."""
     wrong = []
     if compiled.frame:
         wrong.append(f"{compiled.frame} bytes of registers are spilled")
     if compiled.shared > chip.shared_block:
         wrong.append(f"{compiled.shared} bytes of shared memory pass the block's {chip.shared_block}")
+    if compiled.wide_share < wide:
+        wrong.append(f"only {compiled.wide_share:.0%} of the bytes are loaded 16 at a time")
+    return wrong
+
+
+def products(ttgir: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Of each product of the tensor cores: its rows, its layout as text, how many neighbours in the reduced dimension a thread holds."""
+    layouts = dict(re.findall(r"^(#\w+) = #ttg\.nvidia_mma<\{(.*)\}>", ttgir, re.MULTILINE))
+    for line in ttgir.splitlines():
+        if re.search(r"\btt\.dot |warp_group_dot ", line):
+            rows = re.search(r"-> tensor<(\d+)x\d+xf32, (#\w+)>", line)
+            yield rows[1], layouts[rows[2]], sorted(set(re.findall(r"kWidth = (\d+)", line)))
+
+
+def objections(compiled: Compiled, planned: Planned, chip: Chip) -> list[str]:
+    """What is wrong with it, in words; nothing if it is as planned."""
+    wrong = misfits(compiled, chip, WIDE)
     if compiled.shared > planned.shared:
         wrong.append(f"{compiled.shared} bytes of shared memory are more than the {planned.shared} planned")
     if compiled.registers > planned.registers:
@@ -122,8 +139,6 @@ def objections(compiled: Compiled, planned: Planned, chip: Chip) -> list[str]:
     meant = "mma" if chip.arch < 90 else "wgmma.mma_async"
     if set(compiled.tensor) != {meant}:
         wrong.append(f"products by {', '.join(compiled.tensor) or 'no tensor cores'}, not {meant}")
-    if compiled.wide_share < WIDE:
-        wrong.append(f"only {compiled.wide_share:.0%} of the bytes are loaded 16 at a time")
     return wrong
 
 

@@ -46,13 +46,7 @@ def compiled(launch: Launch, chip: Chip) -> Compiled:
 
 def objections(found: Compiled, launch: Launch, chip: Chip) -> list[str]:
     """What is wrong with it, in words; nothing if it is as it should be."""
-    wrong = []
-    if found.frame:
-        wrong.append(f"{found.frame} bytes of registers are spilled")
-    if found.shared > chip.shared_block:
-        wrong.append(f"{found.shared} bytes of shared memory pass the block's {chip.shared_block}")
-    if found.wide_share < launch.wide:
-        wrong.append(f"only {found.wide_share:.0%} of the bytes are loaded 16 at a time")
+    wrong = ahead.misfits(found, chip, launch.wide)
     if ahead.resident(found, launch, chip) < 1:
         wrong.append(f"{found.registers} registers a thread are more than an SM has")
     return wrong

@@ -80,6 +80,11 @@ class Prefixes:
         for block in self._blocks.values():
             block.places.discard(place)
 
+    def clear(self) -> None:
+        """All caches are lost."""
+        for block in self._blocks.values():
+            block.places.clear()
+
     def hot(self, count: int, place: int | None = None) -> list[Beginning]:
         """The `count` beginnings used last (by `place`), whole blocks, none the beginning of another."""
         blocks = {key: block for key, block in self._blocks.items() if (block.places if place is None else place in block.places)}

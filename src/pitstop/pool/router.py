@@ -39,7 +39,7 @@ class Router:
 
     def forget(self) -> None:
         """What is known of prefixes is of no use any more: the model has other tokens."""
-        self.prefixes = Prefixes()
+        self.prefixes.clear()
 
     def chosen(self, member: Member, entry: Entry) -> None:
         """The member runs it."""

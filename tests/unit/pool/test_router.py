@@ -61,6 +61,8 @@ def test_prefixes_are_bounded_and_forget_leaves_first():
     assert prefixes.hot(5) == [("", trunk)]
     prefixes.served(1, trunk + words(3, 9 * SEGMENT))  # longer than what is remembered
     assert prefixes.hot(5) == [("", trunk + words(3, SEGMENT))]
+    prefixes.clear()
+    assert (len(prefixes), prefixes.shared(trunk), prefixes.hot(5)) == (0, {}, [])
 
 
 def test_prefixes_take_their_memory_at_once():

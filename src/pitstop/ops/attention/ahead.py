@@ -1,17 +1,15 @@
-"""The attention kernel compiled ahead of time, as a plan would launch it on a chip, and what speaks against that."""
+"""The attention kernel compiled ahead of time, as a plan would launch it on a chip."""
 
 from __future__ import annotations
 
 import re
 
 from pitstop.ops import ahead
-from pitstop.ops.ahead import Compiled, conflicts, objections, resident
+from pitstop.ops.ahead import Compiled
 from pitstop.ops.attention.layout import Layout
 from pitstop.ops.attention.plan import Heads, Plan
 from pitstop.ops.attention.triton import Scores, constants, options
 from pitstop.ops.chip import Chip
-
-__all__ = ["arithmetic", "compile_plan", "conflicts", "objections", "resident"]
 
 POINTERS = {
     "q_at": "*fp32", "tails": "*fp16", "pages8": "*u8", "pages16": "*fp16", "table": "*i32", "work": "*i32", "out_at": "*fp32",
@@ -36,14 +34,8 @@ def arithmetic(compiled: Compiled) -> frozenset[tuple[str, ...]]:
     """What a row's bits depend on in the compiled form, tile width left out: the tensor cores' generation, how warps share the rows of a
     product (they are what is summed over), how many neighbours in the reduced dimension a thread holds."""
     found = set()
-    layouts = dict(re.findall(r"^(#\w+) = #ttg\.nvidia_mma<\{(.*)\}>", compiled.ttgir, re.MULTILINE))
-    for line in compiled.ttgir.splitlines():
-        if not re.search(r"\btt\.dot |warp_group_dot ", line):
-            continue
-        rows = re.search(r"-> tensor<(\d+)x\d+xf32, (#\w+)>", line)
-        text = layouts[rows[2]]
-        generation = re.search(r"versionMajor = (\d+)", text)[1]
-        warps = re.search(r"warpsPerCTA = \[(\d+)", text)[1]
-        widths = sorted(set(re.findall(r"kWidth = (\d+)", line)))
-        found.add((rows[1], generation, warps, *widths))
+    for rows, layout, widths in ahead.products(compiled.ttgir):
+        generation = re.search(r"versionMajor = (\d+)", layout)[1]
+        warps = re.search(r"warpsPerCTA = \[(\d+)", layout)[1]
+        found.add((rows, generation, warps, *widths))
     return frozenset(found)

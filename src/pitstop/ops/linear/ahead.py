@@ -38,11 +38,6 @@ def arithmetic(compiled: Compiled) -> frozenset[tuple[str, ...]]:
     """What an output's bits depend on in the compiled form: the tensor cores' generation, how many neighbouring inputs a thread holds, and
     how many inputs a product adds up before it is seen."""
     found = set()
-    layouts = dict(re.findall(r"^(#\w+) = #ttg\.nvidia_mma<\{(.*)\}>", compiled.ttgir, re.MULTILINE))
-    for line in compiled.ttgir.splitlines():
-        if not re.search(r"\btt\.dot |warp_group_dot ", line):
-            continue
-        rows = re.search(r"-> tensor<\d+x\d+xf32, (#\w+)>", line)
-        generation = re.search(r"versionMajor = (\d+)", layouts[rows[1]])[1]
-        found.add((generation, *sorted(set(re.findall(r"kWidth = (\d+)", line)))))
+    for _, layout, widths in ahead.products(compiled.ttgir):
+        found.add((re.search(r"versionMajor = (\d+)", layout)[1], *widths))
     return frozenset(found)
