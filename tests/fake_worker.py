@@ -181,16 +181,17 @@ class Model:
 
     def step(self) -> list[Output]:
         """One step, recorded as the engine's are."""
-        self.record(sequence for sequence in self.sequences.values() if sequence.running)
+        number = self.record(sequence for sequence in self.sequences.values() if sequence.running)
         outputs, self.lost = [*self.lost, *self.advance_all()], []
         if self.recorder is not None:
-            self.recorder.done()
+            self.recorder.done(number)
         return outputs
 
-    def record(self, sequences: Iterable[Sequence]) -> None:
-        if self.recorder is not None:
-            known = [(sequence.request.id, len(sequence.request.prompt) + sequence.said) for sequence in sequences]
-            self.recorder.begin(RecordedSpan(name, length - 1, 1, length) for name, length in known)
+    def record(self, sequences: Iterable[Sequence]) -> int:
+        if self.recorder is None:
+            return 0
+        known = [(sequence.request.id, len(sequence.request.prompt) + sequence.said) for sequence in sequences]
+        return self.recorder.begin(RecordedSpan(name, length - 1, 1, length) for name, length in known)
 
     def advance_all(self) -> list[Output]:
         time.sleep(self.ahead / 1000)

@@ -230,10 +230,16 @@ class Span:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What to run in one step. `copies` (source tail, destination tail) come first, in order."""
+    """What to run in one step. `copies` (source tail, destination tail) come first, in order.
+
+    `follows`: of a step that is planned while the one before it runs, the rows of that one whose chosen tokens its own rows are.
+    `chosen`: these tokens, [rows] int64 on the device: nobody else knows them yet.
+    """
 
     spans: list[Span] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    follows: list[int] = field(default_factory=list)
+    chosen: torch.Tensor | None = None
 
     @property
     def rows(self) -> int:

@@ -18,11 +18,12 @@ from pitstop.codecs.segmented import Segmented
 from pitstop.engine import cuda_graphs, readback, sampler
 from pitstop.engine.cuda_graphs import CudaGraphs, bucket
 from pitstop.engine.graphs import DecodeGraphs
+from pitstop.engine.runner import Runner, Running
 from pitstop.kv.view import StepView
 from pitstop.models.decoder import Decoder
 from pitstop.ops.attention.launches import Launches
 from pitstop.ops.attention.plan import Heads
-from pitstop.types import Request
+from pitstop.types import Request, StepPlan
 
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
 OTHERS = (
@@ -132,6 +133,50 @@ def test_the_likeliest_token_is_chosen_on_the_device_and_nothing_else_comes_back
     assert max(count for dtype, count in rows if dtype is torch.float32) == 3, "three of six rows, and no states"
     monkeypatch.setattr(sampler, "sample", None)
     assert answers(llm, 3) == expected[1]
+
+
+@pytest.mark.usefixtures("captured")
+def test_the_next_step_is_launched_before_this_one_is_waited_for(
+    toy: Path, eager: Callable[..., list], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, events = eager(3), []
+    launch, finish = Runner.launch, Runner.finish
+    monkeypatch.setattr(Runner, "launch", lambda self, plan, before=None: events.append("launch") or launch(self, plan, before))
+    monkeypatch.setattr(Runner, "finish", lambda self, running: events.append("finish") or finish(self, running))
+    llm = LLM(toy, **OPTIONS)
+    assert answers(llm, 3) == expected
+    assert events == ["launch", "finish", "launch", *["launch", "finish"] * 28, "finish"], "the prompts, then 29 steps"
+    events.clear()
+    answers(llm, 3, OTHERS[1])
+    assert events == ["launch", "finish"] * 30, "whose rows of logits come back"
+
+
+@pytest.mark.usefixtures("captured")
+def test_answers_that_end_while_a_step_is_on_its_way(toy: Path, eager: Callable[..., list]) -> None:
+    """By a token, one after the other; what each leaves behind serves those that come later."""
+    stops = [{tokens[at]} for (tokens, *_), at in zip(eager(6), (3, 9, 9, 14, 20, 29), strict=True)]
+    params = [SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True, stop_token_ids=tuple(stop)) for stop in stops]
+    llm = LLM(toy, **OPTIONS)
+    assert answers(llm, 6, params) == eager(6, params)
+    assert answers(llm, 6) == eager(6)
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("fault", ["rows of others", "tokens of the step before"])
+def test_faults_of_a_step_that_follows_show(toy: Path, eager: Callable[..., list], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    launch = Runner.launch
+
+    def planted(self: Runner, plan: StepPlan, before: Running | None = None) -> Running:
+        if before is not None and fault == "rows of others":
+            plan.follows.reverse()
+        elif before is not None:
+            before.results.chosen = self._view.tokens.clone()
+        return launch(self, plan, before)
+
+    expected = eager(3)
+    llm = LLM(toy, prefix_cache=False, **OPTIONS)
+    monkeypatch.setattr(Runner, "launch", planted)
+    assert answers(llm, 3) != expected
 
 
 def test_which_tokens_are_chosen_on_the_device() -> None:

@@ -18,7 +18,7 @@ from pitstop.engine.loop import StepLoop
 from pitstop.engine.memory import gpu_memory, place
 from pitstop.engine.numerics import numerics
 from pitstop.engine.protocol import Stats
-from pitstop.engine.runner import Runner, decode_steps
+from pitstop.engine.runner import Runner, Running, decode_steps
 from pitstop.engine.scheduler import Scheduler
 from pitstop.engine.speculation import Speculation
 from pitstop.errors import ConfigError, InvalidRequest, Unsupported
@@ -188,9 +188,15 @@ class Engine(StepLoop):
             lines.append(f"WARNING: native kernels are missing ({reason}); the plain torch reference runs instead, MUCH slower")
         return lines
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        running = self._runner.launch(plan)
+    def _launch(self, plan: StepPlan, before: Running | None = None) -> Running:
+        running = self._runner.launch(plan, before)
         self._count(plan)  # while a GPU computes
+        return running
+
+    def _follow(self, plan: StepPlan, running: Running) -> StepPlan | None:
+        return self.scheduler.follow(plan) if running.results.chosen is not None else None
+
+    def _finish(self, plan: StepPlan, running: Running) -> StepResult:
         result = self._runner.finish(running)
         self._count_tokens(plan, result)
         return result

@@ -130,7 +130,7 @@ class EncoderEngine(StepLoop):
             lines.append(f"WARNING: native kernels are missing ({reason}); the plain torch reference runs instead, MUCH slower")
         return lines
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _launch(self, plan: StepPlan, before: StepResult | None = None) -> StepResult:
         self._steps += 1
         self._tokens += sum(span.count for span in plan.spans if not span.request.probe)
         hidden = self._model.forward([span.known for span in plan.spans])
@@ -139,4 +139,10 @@ class EncoderEngine(StepLoop):
         for span in plan.spans:
             end += span.count
             result[span.request.id] = Sampled([], hidden=hidden[end - span.wanted : end])
+        return result
+
+    def _follow(self, plan: StepPlan, result: StepResult) -> StepPlan | None:
+        """Nothing follows from what is embedded."""
+
+    def _finish(self, plan: StepPlan, result: StepResult) -> StepResult:
         return result

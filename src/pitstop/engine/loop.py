@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, NamedTuple
 
 from pitstop.engine import pace
 from pitstop.engine.recorder import RecordedSpan, Recorder
@@ -10,8 +11,21 @@ from pitstop.engine.scheduler import Scheduler
 from pitstop.types import Output, StepPlan, StepResult
 
 
+class Flight(NamedTuple):
+    """A step that was launched and not waited for yet."""
+
+    plan: StepPlan
+    running: Any  # the engine's own
+    work: float
+    number: int  # the recorder's
+
+
 class StepLoop:
-    """What engines have in common: a scheduler of requests, and steps that are planned, computed and settled."""
+    """What engines have in common: a scheduler of requests, and steps that are planned, launched, waited for and settled.
+
+    Where the next step follows from what runs (Scheduler.follow), it is launched before that is waited for: a GPU goes on while the host
+    settles, and tells the front.
+    """
 
     def __init__(self, scheduler: Scheduler, attended_cost: float) -> None:
         """attended_cost: see engine.pace."""
@@ -20,10 +34,11 @@ class StepLoop:
         self.recorder: Recorder | None = None
         self.work = 0.0
         """Of the latest step, in units of engine.pace; 0 when it had nothing to run."""
+        self._flight: Flight | None = None
 
     @property
     def busy(self) -> bool:
-        return self.scheduler.busy
+        return self.scheduler.busy or self._flight is not None
 
     def cancel(self, request_id: str) -> Output | None:
         """End a request now; None when it is unknown or has ended."""
@@ -33,16 +48,17 @@ class StepLoop:
         """Expire what is late, then compute one step. While all that is here is held, wait a moment for that."""
         outputs = self.scheduler.expire(time.monotonic())
         stalled = self.scheduler.stalled  # asked before the plan: it may end at any time
-        plan = self.scheduler.plan()
+        flight, self._flight = self._flight or self._begin(self.scheduler.plan()), None
         self.work = 0.0
-        if plan.spans:
-            self.work = pace.total(((span.start, span.count) for span in plan.spans), self.attended_cost)
+        if flight is not None:
+            self.work = flight.work
+            if following := self._follow(flight.plan, flight.running):
+                self._flight = self._begin(following, flight)
+            self.scheduler.drop_ended(flight.plan)
+            result = self._finish(flight.plan, flight.running)
             if self.recorder is not None:
-                self.recorder.begin(RecordedSpan(span.request.id, span.start, span.count, len(span.known)) for span in plan.spans)
-            result = self._compute(plan)
-            if self.recorder is not None:
-                self.recorder.done()
-            outputs += self.scheduler.settle(plan, result)
+                self.recorder.done(flight.number)
+            outputs += self.scheduler.settle(flight.plan, result)
         elif stalled:
             self._hold()
         elif self.busy:
@@ -53,9 +69,32 @@ class StepLoop:
         """The work of the next step at most, unless something new is submitted."""
         return pace.total(self.scheduler.outlook(), self.attended_cost) if self.busy else 0.0
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _begin(self, plan: StepPlan, before: Flight | None = None) -> Flight | None:
+        """Record the plan and launch it."""
+        if not plan.spans:
+            return None
+        work = pace.total(((span.start, span.count) for span in plan.spans), self.attended_cost)
+        number = self.recorder.begin(map(_recorded, plan.spans)) if self.recorder is not None else 0
+        return Flight(plan, self._launch(plan, before and before.running), work, number)
+
+    def _launch(self, plan: StepPlan, before: Any = None) -> Any:
+        """Begin to compute the plan, after a step that it follows. Returns what runs."""
+        raise NotImplementedError
+
+    def _follow(self, plan: StepPlan, running: Any) -> StepPlan | None:
+        """The step after this one, where it can be launched already."""
+        raise NotImplementedError
+
+    def _finish(self, plan: StepPlan, running: Any) -> StepResult:
+        """Wait for what runs."""
         raise NotImplementedError
 
     def _hold(self) -> None:
         """Wait a moment for what the scheduler holds requests for."""
         raise NotImplementedError
+
+
+def _recorded(span) -> RecordedSpan:
+    """Before its last row all its tokens are known: that one may be chosen by a step that still runs."""
+    known = max(len(span.known), span.start + span.count - len(span.guess))
+    return RecordedSpan(span.request.id, span.start, span.count, known)

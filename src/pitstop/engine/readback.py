@@ -25,10 +25,13 @@ class Readback:
     def __init__(self, plan: StepPlan, logits: torch.Tensor, states: torch.Tensor) -> None:
         choose = chosen_on_device(logits)
         self._spans = [(span, choose and _likeliest(span)) for span in plan.spans]
-        rows = [chosen for span, chosen in self._spans if span.request.embed is None for _ in range(span.wanted)]
-        self._ids = download(greedy(logits)) if any(rows) else None
-        if self._ids is not None:
-            logits = logits[upload([row for row, chosen in enumerate(rows) if not chosen], logits.device)]
+        rows = [likeliest for span, likeliest in self._spans if span.request.embed is None for _ in range(span.wanted)]
+        chosen = greedy(logits) if any(rows) else None
+        self.chosen = chosen if all(rows) else None
+        """The likeliest tokens [rows] int64, on the device, where nothing but them is wanted."""
+        self._ids = download(chosen) if chosen is not None else None
+        if chosen is not None:
+            logits = logits[upload([row for row, likeliest in enumerate(rows) if not likeliest], logits.device)]
         self._logits, self._states = download(logits), download(states)
         self._done = torch.cuda.Event() if logits.is_cuda else None
         if self._done is not None:
@@ -41,12 +44,12 @@ class Readback:
         ids = self._ids.tolist() if self._ids is not None else []
         logits, states = self._logits.numpy(), self._states.numpy()
         found: dict[str, Rows] = {}
-        for span, chosen in self._spans:
+        for span, likeliest in self._spans:
             name, wanted = span.request.id, span.wanted
             if span.request.embed is not None:
                 found[name], states = states[:wanted], states[wanted:]
                 continue
-            if chosen:
+            if likeliest:
                 found[name] = ids[:wanted]
             else:
                 found[name], logits = logits[:wanted], logits[wanted:]
@@ -58,4 +61,5 @@ def _likeliest(span: Span) -> bool:
     """Whether all that is wanted of the span is its likeliest tokens."""
     request = span.request
     scored = request.score_from is not None or request.params.prompt_logprobs is not None or request.params.logprobs is not None
-    return not scored and sampler.likeliest(request.params, len(span.known) - len(request.prompt))
+    generated = span.start + span.count - len(span.guess) - len(request.prompt)
+    return not scored and sampler.likeliest(request.params, generated)

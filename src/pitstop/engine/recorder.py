@@ -1,6 +1,7 @@
 """The plans that a worker ran last, in memory that outlives it: the front made it, and reads it when the worker has died. No torch.
 
-A ring of slots. A plan is written before it runs, so that the last one is the one that did not end.
+A ring of slots. A plan is written before it runs, so that the last one is the one that did not end; the last two, where a plan is made
+while the one before it runs.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Recorder:
         self._memory = mmap.mmap(fd, SLOTS * _SLOT)
         self._number = 0
 
-    def begin(self, spans: Iterable[RecordedSpan]) -> None:
-        """These run now. What does not fit into a slot, some 400 of them, is left out."""
+    def begin(self, spans: Iterable[RecordedSpan]) -> int:
+        """These run now, or next. What does not fit into a slot, some 400 of them, is left out. Returns the plan's number."""
         body = _encode(kept := list(spans))
         while len(body) > _SLOT - _HEAD.size:
             kept = kept[: len(kept) // 2]
@@ -70,10 +71,11 @@ class Recorder:
         at = self._number % SLOTS * _SLOT
         self._memory[at + _HEAD.size : at + _HEAD.size + len(body)] = body
         _HEAD.pack_into(self._memory, at, self._number, len(body), False)
+        return self._number
 
-    def done(self) -> None:
-        """They have run."""
-        at = self._number % SLOTS * _SLOT
+    def done(self, number: int) -> None:
+        """That plan has run."""
+        at = number % SLOTS * _SLOT
         self._memory[at + _HEAD.size - 1] = 1
 
 

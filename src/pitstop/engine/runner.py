@@ -72,10 +72,12 @@ class Runner:
         """Run the plan's copies, then its spans as one batch, and sample."""
         return self.finish(self.launch(plan))
 
-    def launch(self, plan: StepPlan) -> Running:
-        """Begin a run. On a GPU this returns while it goes on."""
+    def launch(self, plan: StepPlan, before: Running | None = None) -> Running:
+        """Begin a run. On a GPU this returns while it goes on, after the one before that the plan follows."""
         begin, recorded = time.perf_counter(), self._recorded
         with torch.inference_mode():
+            if before is not None:
+                plan.chosen = before.results.chosen[upload(plan.follows, before.results.chosen.device)]
             return Running(plan, Readback(plan, *self.forward(plan)), begin, recorded)
 
     def finish(self, running: Running) -> StepResult:

@@ -104,6 +104,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # both sorted by key
         self._running: list[Sequence] = []
         self._order = itertools.count()
+        self._full = False  # nobody who waits can be let in before a request ends
         self.held: Callable[[Request], bool] = lambda request: False
         """Whether a request cannot run yet, for a reason that passes by itself. Others may overtake it meanwhile."""
 
@@ -149,6 +150,7 @@ class Scheduler:
         sequence = Sequence(request, key, request.prompt + request.emitted, pool=Pool(request.embed) if request.embed else None)
         self._sequences[request.id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.key)
+        self._full = False
 
     def cancel(self, request_id: str) -> Output | None:
         """End a request now and free what it holds; None when it is unknown or has ended."""
@@ -185,12 +187,39 @@ class Scheduler:
             if pieces is not None:
                 budget -= count if count > 1 else 0
                 plan.spans.append(self._span(sequence, count))
-        if self.preemptions == preemptions:
-            self._admit(plan, budget)
+        self._full = self.preemptions == preemptions and self._admit(plan, budget)
         if self.speculation is not None and plan.spans and plan.decodes:
             self._guess(plan, self.speculation)
         plan.copies, self.cache.copies = self.cache.copies, []
         return plan
+
+    def follow(self, plan: StepPlan) -> StepPlan | None:
+        """The step after `plan`, which still runs, as far as that can be told without its tokens: a row for each of its rows that samples
+        and does not end by its length. None where more is to be decided, or slots are short: `plan` it when this one is settled.
+
+        An answer that turns out to have ended by a token leaves a row that nobody wants: see `drop_ended`.
+        """
+        if self.speculation is not None or (self._waiting and not self._full) or not plan.decodes:
+            return None
+        following = StepPlan()
+        for row, span in enumerate(plan.spans):
+            generated = span.start + 2 - len(span.request.prompt)  # with the token that is being chosen
+            if not self._lives(span) or generated >= span.request.params.max_tokens:
+                continue
+            holding = self._sequences[span.request.id].holding
+            pieces = self.cache.reserve(holding, 1)
+            if pieces is None:
+                for reserved in following.spans:
+                    self.cache.retract(self._sequences[reserved.request.id].holding, reserved.pieces)
+                return None
+            pages = holding.pages + [page for piece in holding.pending for page in piece.pages]
+            following.spans.append(Span(span.request, span.known, span.start + 1, 1, pages, pieces, 1))
+            following.follows.append(row)
+        return following if following.spans else None
+
+    def drop_ended(self, plan: StepPlan) -> None:
+        """Take those out of a plan that has run whose requests have ended since it was made."""
+        plan.spans = [span for span in plan.spans if self._lives(span)]
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Book what the step computed; the outputs, in the plan's order."""
@@ -202,7 +231,7 @@ class Scheduler:
             sequence.known += tokens
             if span.guess:
                 self.cache.resize(sequence.holding, max(len(tokens), 1) - span.count)
-            self.cache.commit(sequence.holding, sequence.known)
+            self.cache.commit(sequence.holding, sequence.known, len(span.pieces))
             if sampled is not None:
                 sequence.prompt_logprobs += sampled.prompt_logprobs or []
                 sequence.logits += sampled.logits
@@ -247,29 +276,38 @@ class Scheduler:
         if not 0 < rows <= min(most, len(request.prompt)) or request.params.max_tokens:
             raise InvalidRequest(f"a score has 1 to {most} rows of its prompt and max_tokens 0", "score_from")
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
+    def _lives(self, span: Span) -> bool:
+        """Whether the span's request is here still."""
+        sequence = self._sequences.get(span.request.id)
+        return sequence is not None and sequence.known is span.known
+
+    def _admit(self, plan: StepPlan, budget: int) -> bool:
+        """Let in who waits. Returns whether all others must wait until a request ends."""
+        passed = False  # over one that waits for something else
         leading = {s.request.group for s in self._running if s.in_prefill}
         for sequence in list(self._waiting):
-            if budget <= 0 or len(self._running) >= self.max_running:
-                return
+            if len(self._running) >= self.max_running:
+                return not passed
+            if budget <= 0:
+                return False
             request = sequence.request
-            if self.held(request):
-                continue
-            if request.group and request.group in leading:  # the first choice computes the common prompt, the others then share it
+            # Of a group, the first choice computes the common prompt, the others then share it.
+            if self.held(request) or (request.group and request.group in leading):
+                passed = True
                 continue
             limit = 0 if request.probe else sequence.wanted_from
             if self.whole and plan.spans and sequence.pending > budget:
-                return
+                return False
             listed, adapter = not request.probe, request.adapter
             holding = self.cache.open(sequence.known, sequence.prompt_length, limit=limit, listed=listed, adapter=adapter)
             if holding is None:
-                return
+                return not passed
             sequence.holding = holding
             count = sequence.pending if self.whole else min(sequence.pending, budget)
             if not self.cache.fits(holding, len(sequence.known)) or self.cache.reserve(holding, count) is None:
                 self.cache.abandon(holding)
                 sequence.holding = None
-                return  # who comes later must not overtake
+                return not passed  # who comes later must not overtake
             self._waiting.remove(sequence)
             insort(self._running, sequence, key=lambda s: s.key)
             self.admitted.append(request.id)
@@ -280,6 +318,7 @@ class Scheduler:
                 leading.add(request.group)
             budget -= count
             plan.spans.append(self._span(sequence, count))
+        return False
 
     def _guess(self, plan: StepPlan, speculation: Speculation) -> None:
         """Let a step of decodes compute guessed tokens, too: as many as pay."""
@@ -353,4 +392,5 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         del self._sequences[sequence.request.id]
+        self._full = False
         return self._output(sequence, tokens, finish)

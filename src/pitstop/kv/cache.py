@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pitstop.kv.capacity import stream_pages
 from pitstop.kv.prefix import Node, PrefixIndex
@@ -20,7 +21,7 @@ class Holding:
     tail: int = -1  # -1: none
     length: int = 0
     marks: set[int] = field(default_factory=set)  # positions whose 16-bit tail is worth keeping: prompt end, branch points
-    pending: list[Piece] = field(default_factory=list)  # reserved for the step in progress
+    pending: list[Piece] = field(default_factory=list)  # reserved for the step in progress, and for the one after it
     cached: int = 0  # tokens that came from the index
     listed: bool = True  # what it computes goes into the index
 
@@ -85,25 +86,36 @@ class KVCache:
         self._holdings.remove(holding)
 
     def reserve(self, holding: Holding, count: int) -> list[Piece] | None:
-        """Slots for `count` more tokens: one piece per segment touched, rows counted from 0. None, and nothing taken, when short."""
+        """Slots for `count` more tokens: one piece per segment touched, rows counted from 0. None, and nothing taken, when short.
+
+        After what is reserved already: a step may be prepared while the one before it runs.
+        """
         pieces: list[Piece] = []
+        length, open_tail = holding.length, holding.tail
+        for piece in holding.pending[-1:]:
+            length, open_tail = piece.start + piece.count, -1 if piece.pages else piece.tail
         done = 0
         while done < count:
-            start = holding.length + done
+            start = length + done
             rows = min(count - done, SEGMENT - start % SEGMENT)
-            tail = holding.tail if not pieces and holding.tail >= 0 else self._take_tail()
+            tail = open_tail if not pieces and open_tail >= 0 else self._take_tail()
             pages: tuple[int, ...] | None = ()
             if tail is not None and (start + rows) % SEGMENT == 0:
                 pages = self._take_pages(1 if start >= SEGMENT else 1 + self._lead_pages)
             if tail is None or pages is None:
-                if tail is not None and tail != holding.tail:
+                if tail is not None and tail != open_tail:
                     self.tails.drop(tail)
                 self._undo(holding, pieces)
                 return None
             pieces.append(Piece(done, rows, start, tail, pages))
             done += rows
-        holding.pending = pieces
+        holding.pending = holding.pending + pieces
         return pieces
+
+    def retract(self, holding: Holding, pieces: list[Piece]) -> None:
+        """Give back what `reserve` took last."""
+        holding.pending = holding.pending[: -len(pieces)]
+        self._undo(holding, pieces)
 
     def resize(self, holding: Holding, rows: int) -> list[Piece]:
         """Let the step that `reserve` prepared have so many rows more, for guessed tokens, or fewer, for those that were wrong: its pieces.
@@ -118,9 +130,13 @@ class KVCache:
         holding.pending = [*pieces, last]
         return holding.pending
 
-    def commit(self, holding: Holding, tokens: list[int]) -> None:
-        """The step that `reserve` prepared has run; `tokens` are all the request's known tokens."""
-        for piece in holding.pending:
+    def commit(self, holding: Holding, tokens: list[int], pieces: int | None = None) -> None:
+        """A step that `reserve` prepared has run; `tokens` are all the request's known tokens.
+
+        pieces: the first so many, where the others are a step's that still runs; None: all.
+        """
+        done, rest = (holding.pending, []) if pieces is None else (holding.pending[:pieces], holding.pending[pieces:])
+        for piece in done:
             base = piece.start - piece.start % SEGMENT
             end = piece.start + piece.count
             segment = tuple(tokens[base:end])
@@ -129,12 +145,12 @@ class KVCache:
                 self._keep_tail(holding, segment)
             if piece.pages:
                 self._seal(holding, segment, piece.pages)
-        holding.pending = []
+        holding.pending = rest
 
     def close(self, holding: Holding, tokens: list[int]) -> None:
         """Stop holding. What was computed stays in the index until its room is needed."""
-        self._undo(holding, holding.pending)
-        holding.pending = []
+        pending, holding.pending = holding.pending, []
+        self._undo(holding, pending)
         if holding.tail >= 0:
             self._keep_tail(holding, tuple(tokens[holding.length - holding.length % SEGMENT : holding.length]))
             self.tails.drop(holding.tail)
@@ -186,11 +202,11 @@ class KVCache:
             self.index.keep_tail(holding.node, tokens, holding.tail)
 
     def _undo(self, holding: Holding, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if piece.tail != holding.tail:
-                self.tails.drop(piece.tail)
-            for page in piece.pages:
-                self.pages.drop(page)
+        """Drop what pieces hold that are pending no more; those of one segment share a tail."""
+        for tail in {piece.tail for piece in pieces} - {holding.tail} - {piece.tail for piece in holding.pending}:
+            self.tails.drop(tail)
+        for page in chain.from_iterable(piece.pages for piece in pieces):
+            self.pages.drop(page)
 
     def _take_tail(self) -> int | None:
         slot = self.tails.take()

@@ -59,7 +59,12 @@ class StepView:
             table += span.pages
         idle = range(len(positions), room.rows) if room is not None else ()
         items += [(row, 1, 0, self._store.nobodys, -1, 0) for row in idle]
-        self.tokens = self._tokens.fill(tokens + [0] * len(idle))
+        if plan.chosen is None:
+            self.tokens = self._tokens.fill(tokens + [0] * len(idle))
+        else:
+            self.tokens = self._tokens.device[: len(positions) + len(idle)]
+            self.tokens[: len(positions)].copy_(plan.chosen)
+            self.tokens[len(positions) :].zero_()
         self.positions = self._positions.fill(positions + [0] * len(idle))
         self._items = self._rows.fill(items)
         if table != self._pages:

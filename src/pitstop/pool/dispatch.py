@@ -88,8 +88,7 @@ class Dispatch:
         """The member's worker has died and left these: book it."""
         now = time.monotonic()
         self.router.prefixes.forget(member.position)
-        last = member.last_plans[-1:]
-        struck = {span.id for plan in last for span in plan.spans if not plan.done}
+        struck = {span.id for plan in member.last_plans for span in plan.spans if not plan.done}
         for entry in entries:
             if entry is self._on_trial:
                 self._on_trial = None

@@ -95,6 +95,45 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.commit(holding, tokens[: start + 1 + right])
         assert holding.length == start + 1 + right
 
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2), count=st.sampled_from([1, 60, 128]), end=st.sampled_from(["commit", "retract", "close", "close both"]))
+    def two_steps(self, which: int, count: int, end: str) -> None:
+        """One step is prepared while the one before it runs."""
+        holding, tokens = stream = self.open[which % len(self.open)]
+        start = holding.length
+        count = min(count, len(tokens) - start - 1)
+        if count < 1 or (first := self.cache.reserve(holding, count)) is None:
+            return
+        before = list(holding.pending)
+        if (second := self.cache.reserve(holding, 1)) is None:
+            assert holding.pending == before
+            self.cache.check()
+            self.close(stream)
+            return
+        [after] = second
+        assert (after.start, after.count) == (start + count, 1)
+        assert (after.tail == first[-1].tail) == (not first[-1].pages)
+        self.cache.check()
+        if end == "close both":
+            self.close(stream)
+            return
+        for piece in (*first, after):
+            base = piece.start - piece.start % 128
+            for page in piece.pages:
+                self.written[page] = (page != piece.seal, self.adapters[holding], tuple(tokens[base : base + 128]))
+        if end == "retract":
+            self.cache.retract(holding, second)
+            assert holding.pending == before
+            self.cache.check()
+        self.cache.commit(holding, tokens[: start + count + 1], len(first))
+        assert holding.length == start + count
+        self.cache.check()
+        if end == "commit":
+            self.cache.commit(holding, tokens, 1)
+            assert holding.length == start + count + 1
+        if end == "close":
+            self.close(stream)
+
     @precondition(lambda self: not self.open)
     @rule(kind=st.integers(0, 1))
     def twins(self, kind: int) -> None:

@@ -21,13 +21,14 @@ def test_the_ring_keeps_the_last_plans_in_order_and_which_one_did_not_end():
     fd = recorder.memory()
     assert recorder.read(fd) == []
     writer = Recorder(fd)
-    for number in range(1, 3 * SLOTS + 6):
-        writer.begin([RecordedSpan(f"r{number}", 7, 1, 8)])
-        if number != 3 * SLOTS + 5:
-            writer.done()
+    last = 3 * SLOTS + 5
+    for number in range(1, last + 1):
+        assert writer.begin([RecordedSpan(f"r{number}", 7, 1, 8)]) == number
+        if 1 < number < last:  # the next one begins before this one ends
+            writer.done(number - 1)
     plans = recorder.read(fd)
     assert [plan.number for plan in plans] == list(range(2 * SLOTS + 6, 3 * SLOTS + 6))
-    assert [plan.done for plan in plans] == [True] * (SLOTS - 1) + [False]
+    assert [plan.done for plan in plans] == [True] * (SLOTS - 2) + [False] * 2
     assert plans[-1].spans == [RecordedSpan(f"r{3 * SLOTS + 5}", 7, 1, 8)]
     os.close(fd)
 
