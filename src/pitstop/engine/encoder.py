@@ -42,7 +42,7 @@ class NoCache:
     def reserve(self, holding: Holding, count: int) -> list:
         return []
 
-    def commit(self, holding: Holding, tokens: list[int]) -> None:
+    def commit(self, holding: Holding, tokens: list[int], pieces: int | None = None) -> None:
         holding.length = len(tokens)
 
     def close(self, holding: Holding, tokens: list[int]) -> None: ...

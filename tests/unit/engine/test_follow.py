@@ -105,12 +105,48 @@ def test_whoever_comes_is_let_in_by_the_next_plan() -> None:
     assert [output.id for output in device.step()] == ["a", "b"]
 
 
-def test_whoever_cannot_be_let_in_holds_nobody_up() -> None:
+def test_whoever_cannot_be_let_in_holds_nobody_up_and_gets_the_first_place() -> None:
     device = Device(max_running=2)
-    for name in "abc":
-        device.scheduler.submit(request(name, words(ord(name), 10), 20))
-    assert device.answers() == {name: expected(words(ord(name), 10), 20) for name in "abc"}
-    assert device.followed > 30
+    for name, count in (("a", 20), ("b", 60), ("c", 20)):
+        device.scheduler.submit(request(name, words(ord(name), 10), count))
+    ends: list[str] = []
+    while device.scheduler.busy:
+        ends += [output.id for output in device.step() if output.finish]
+    assert ends == ["a", "c", "b"]
+    assert device.followed > 50
+
+
+def test_a_newcomer_who_fits_passes_one_that_does_not() -> None:
+    device = Device(pages=5)
+    device.scheduler.submit(request("a", words(2, 400), 100))
+    device.scheduler.submit(request("long", words(3, 600), 20, priority=1))
+    for _ in range(4):
+        device.step()
+    assert device.flight is not None
+    device.scheduler.submit(request("new", words(4, 10), 5, priority=0))
+    assert "new" in {output.id for _ in range(3) for output in device.step()}
+
+
+def test_one_that_was_held_passes_one_that_does_not_fit() -> None:
+    device, held = Device(pages=5), {"first"}
+    device.scheduler.held = lambda request: request.id in held
+    device.scheduler.submit(request("first", words(1, 10), 5, priority=-1))
+    device.scheduler.submit(request("a", words(2, 400), 100))
+    device.scheduler.submit(request("long", words(3, 600), 20, priority=1))
+    for _ in range(4):
+        device.step()
+    held.clear()
+    assert "first" in {output.id for _ in range(3) for output in device.step()}
+
+
+def test_the_outlook_counts_what_is_on_its_way() -> None:
+    """The watchdog's limit is made of it."""
+    device = Device()
+    device.scheduler.submit(request("a", words(1, 10), 50))
+    for _ in range(5):
+        device.step()
+    assert device.flight is not None
+    assert device.scheduler.outlook() == [(span.start, 1) for span in device.flight[0].spans]
 
 
 def test_one_that_waits_for_its_group_is_let_in_once_the_prompt_is_there() -> None:
