@@ -36,7 +36,6 @@ struct Call {
   float* out;
   std::vector<Block>& blocks;
   std::vector<Unit>& units;
-  int threads;
   size_t partial_floats = 0;
 
   int group() const { return queries.heads / cache.kv_heads; }
@@ -133,8 +132,8 @@ void finish(const Call& call, const Block& block, const Partial& state, ptrdiff_
 void run_unit(const Call& call, int index, float* partials) {
   const Unit& unit = call.units[index];
   const Block& block = call.blocks[unit.block];
-  // Threads take turns, so that this one's next run is probably as many places on as there are threads.
-  const Unit* later = index + call.threads < (int)call.units.size() ? &call.units[index + call.threads] : nullptr;
+  // A thread takes tasks that follow each other, but at the end.
+  const Unit* later = index + 1 < (int)call.units.size() ? &call.units[index + 1] : nullptr;
   auto after = [&](int at, int last) {
     if (at < last) return keys_of(call, block, at + 1);
     return later && later->segment >= 0 ? keys_of(call, call.blocks[later->block], later->segment) : Ahead{};
@@ -182,7 +181,7 @@ void paged_attention(const Queries& queries, const Cache& cache, const Item* ite
   thread_local std::vector<Block> blocks;
   thread_local std::vector<Unit> units;
   blocks.clear(), units.clear();
-  Call call{queries, cache, table, out, blocks, units, threads()};
+  Call call{queries, cache, table, out, blocks, units};
   plan(call, items, count);
   float* partials = call_scratch(call.partial_floats);
   parallel((int)units.size(), [&](int i) { run_unit(call, i, partials); });

@@ -99,7 +99,7 @@ INLINE Ints pair_at(const uint8_t* quads, int part, int j) {
 
 struct Q8 {
   static constexpr GroupLayout LAYOUT = group_layout(Weights::q8);
-  static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true, PREFETCH = false;
+  static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true, PREFETCH = PARTS > 1;
   static constexpr int HALVES = 1;
   const uint8_t* at;
   INLINE static Q8 of(const uint8_t* panel, int group) { return {panel + group * LAYOUT.size}; }
@@ -111,7 +111,7 @@ struct Q8 {
 
 struct Int8 {
   static constexpr GroupLayout LAYOUT = group_layout(Weights::int8);
-  static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true, PREFETCH = false;
+  static constexpr bool MINIMA = false, BYTES = WIDE_QUADS, OFFSET = true, PREFETCH = PARTS > 1;
   static constexpr int HALVES = 1;
   const uint8_t *at, *panel;
   INLINE static Int8 of(const uint8_t* panel, int group) { return {panel + panel_header(Weights::int8) + group * LAYOUT.size, panel}; }
@@ -164,9 +164,9 @@ INLINE void store_columns(float* out, Vec v, int columns) {
   if (columns > 0) store_first(out, v, columns);
 }
 
-// Weights go from memory to registers, sums stay there: nothing is stored but the outputs. The hardware's prefetch is too late for q4;
-// the larger groups of 8 bits are slower with another.
-constexpr int AHEAD = 2048;  // bytes
+// Weights go from memory to registers, sums stay there: nothing is stored but the outputs. The hardware's prefetch is too late for q4, and
+// for 8 bits where a group takes two registers; where it takes one (Zen 4), 8 bits are slower with another.
+constexpr int AHEAD = 4096;  // bytes
 
 template <class Kind, bool BYTES, int R>
 INLINE void packed_tile(const PackedTask& t, const Activations& x, int panel) {

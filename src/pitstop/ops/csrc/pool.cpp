@@ -55,13 +55,14 @@ class Pool {
     }
     if (workers_.empty()) start_workers();
     body_ = body, context_ = context, tasks_ = tasks;
+    for (int share = 0; share < threads_; ++share) next_[share].task.store(first(share), std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
     work_.store((uint64_t)++generation_ << 32 | (uint32_t)tasks);  // publishes the lines above
     if (sleepers_.load() > 0) {
       std::lock_guard lock(mutex_);
       wake_.notify_all();
     }
-    while (claim()) {
+    while (claim(0)) {
     }
     if (spin_until([this] { return finished(); })) return;
     std::unique_lock lock(mutex_);
@@ -71,17 +72,24 @@ class Pool {
   }
 
  private:
+  // Where the next task of a share is found; apart from the others', which other threads write.
+  struct alignas(128) Share {
+    std::atomic<int> task{0};
+  };
+
+  int first(int share) { return (int)((int64_t)tasks_ * share / threads_); }
+
   bool finished() { return done_.load() == tasks_; }
   bool has_work() { return (uint32_t)work_.load() != 0; }
 
   // Runs one task of the region in progress; false when none is left. The region cannot end, nor its description change, between the
   // claim and the count of what is done. The generation tells a region from the next, for whoever looked before and claims after.
-  bool claim() {
+  bool claim(int thread) {
     uint64_t work = work_.load();
     do {
       if ((uint32_t)work == 0) return false;
     } while (!work_.compare_exchange_weak(work, work - 1));
-    body_(context_, tasks_ - (int)(uint32_t)work);
+    body_(context_, take(thread));
     done_.fetch_add(1);
     if (waiting_.load()) {
       std::lock_guard lock(mutex_);
@@ -90,11 +98,20 @@ class Pool {
     return true;
   }
 
+  // The next task of the thread's own share, or of another one: there is one for everybody who has claimed one.
+  int take(int thread) {
+    for (int share = thread;; share = (share + 1) % threads_) {
+      std::atomic<int>& next = next_[share].task;
+      if (next.load(std::memory_order_relaxed) >= first(share + 1)) continue;
+      if (int task = next.fetch_add(1); task < first(share + 1)) return task;
+    }
+  }
+
   // Both sides write first and look then (all in one order): the caller publishes work and looks for sleepers, a worker counts itself
   // among them and looks for work; likewise for `done_` and `waiting_`. So no call is missed, and none is made while all are awake.
-  void work() {
+  void work(int thread) {
     for (;;) {
-      while (claim()) {
+      while (claim(thread)) {
       }
       if (spin_until([this] { return has_work(); })) continue;
       std::unique_lock lock(mutex_);
@@ -106,7 +123,8 @@ class Pool {
   }
 
   void start_workers() {
-    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this] { work(); });
+    next_ = std::vector<Share>(threads_);
+    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, i] { work(i); });
   }
 
   void stop_workers() {
@@ -124,6 +142,8 @@ class Pool {
   std::atomic<int> threads_{std::thread::hardware_concurrency() ? (int)std::thread::hardware_concurrency() : 1};
   std::vector<std::thread> workers_;
   uint32_t generation_ = 0;
+
+  std::vector<Share> next_;  // of each thread
 
   // The region in progress: its number, and how many tasks nobody has claimed, in the low half.
   std::atomic<uint64_t> work_{0};

@@ -9,7 +9,8 @@ namespace pitstop {
 void set_threads(int threads);
 int threads();
 
-// Runs body(context, task) for every task in [0, tasks), in any order, and returns when all are done. Never nested.
+// Runs body(context, task) for every task in [0, tasks), in any order, and returns when all are done. Never nested. Each thread begins
+// with a share of tasks that follow each other, and helps the others then: what it reads comes mostly in order.
 void parallel(int tasks, void (*body)(void* context, int task), void* context);
 
 template <class Body>
