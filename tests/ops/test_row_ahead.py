@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 CHIPS = {"sm_80": A100, "sm_90": H200}
 LAYOUTS = {name: codecs.get(name).layout for name in ("raw16", "int8", "int4", "adaptive8")}
 EIGHT = row_ahead.launches(4096, 14336, 128, 128256, LAYOUTS)
-QUICK = ["rms_norm of 4096", "silu_mul", "rotate, halves", "hadamard", "greedy, logits", "append", "seal int4"]
+QUICK = ["rms_norm of 4096", "silu_mul", "rotate, halves", "hadamard", "greedy, logits", "draw", "append", "seal int4"]
 SHAPES = {64: (576, 1536), 80: (2560, 10240), 96: (3072, 8192), 128: (4096, 14336), 256: (16384, 24576)}
 
 
