@@ -156,7 +156,7 @@ def test_the_next_step_is_launched_before_this_one_is_waited_for(
     launch, finish = Runner.launch, Runner.finish
     monkeypatch.setattr(Runner, "launch", lambda self, plan, before=None: events.append("launch") or launch(self, plan, before))
     monkeypatch.setattr(Runner, "finish", lambda self, running: events.append("finish") or finish(self, running))
-    llm = LLM(toy, **OPTIONS)
+    llm = LLM(toy, prefix_cache=False, **OPTIONS)
     assert answers(llm, 3) == expected
     assert events == ["launch", "finish", "launch", *["launch", "finish"] * 28, "finish"], "the prompts, then 29 steps"
     events.clear()

@@ -146,11 +146,11 @@ def drawn(vocab: int, columns: int, groups: int, rows: int) -> dict[str, float]:
 
 
 def draws() -> dict[str, float]:
-    return drawn(1, 64, 8, 2) | drawn(50, 32, 4, 10) | drawn(600, 64, 8, 10) | drawn(1000, 512, 512, 6)
+    return drawn(1, 64, 8, 1) | drawn(50, 16, 4, 4) | drawn(600, 256, 16, 4)
 
 
 def more_draws() -> dict[str, float]:
-    return drawn(4099, 1024, 64, 100) | drawn(49152, 8192, 512, 8)
+    return drawn(4099, 1024, 64, 16) | drawn(49152, 8192, 512, 4)
 
 
 def written(inputs: Inputs, layout: Layout, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from pitstop.errors import Unsupported
 from pitstop.ops import activation, attention, dispatch, norm, rope, sample
 
 PROGRAM = "interpreted_rows.py"
-QUICK = {"norms": 16, "activations": 18, "rotations": 9, "choices": 4, "draws": 4, "caches": 2, "edges": 6, "alone": 28}
+QUICK = {"norms": 16, "activations": 18, "rotations": 9, "choices": 4, "draws": 3, "caches": 2, "edges": 6, "alone": 28}
 """Checks and how many answers each has."""
 
 

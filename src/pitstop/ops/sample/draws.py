@@ -20,7 +20,7 @@ ID_BITS = 22
 
 
 class Draw(NamedTuple):
-    """temperature: one of fp32, at 0 nothing but the likeliest weighs anything. top_k: 0 or the vocabulary and more for all, top_p: 1 for
+    """temperature: one of fp32, 0 for LIKELIEST alone. top_k: 0 or the vocabulary and more for all, top_p: 1 for
     all, least: 0 to ONE, uniform: in [0, 1)."""
 
     temperature: float

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from pitstop.ops.sample.draws import ONE
+from pitstop.ops.sample.draws import LIKELIEST, ONE
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -55,4 +55,6 @@ def make_draws(seed: int, rows: int) -> torch.Tensor:
     top_k, top_p = of([0, 0, 1, 2, 5, 50, 1000, 2**31 - 1]), of([1.0, 1.0, 0.95, 0.9, 0.5, 0.01, 1e-300, 1 - 2**-53])
     least, uniform = of([0, 0, 0, ONE // 20 + 1, ONE]), torch.rand(rows, generator=generator, dtype=torch.float64)
     uniform[::7], uniform[3::7] = 0.0, 1 - 2**-53
-    return torch.stack([temperature, top_k, top_p, least, uniform], dim=1)
+    draws = torch.stack([temperature, top_k, top_p, least, uniform], dim=1)
+    draws[temperature == 0] = torch.tensor(LIKELIEST, dtype=torch.float64)
+    return draws
