@@ -146,11 +146,11 @@ def drawn(vocab: int, columns: int, groups: int, rows: int) -> dict[str, float]:
 
 
 def draws() -> dict[str, float]:
-    return drawn(1, 64, 8, 1) | drawn(50, 16, 4, 4) | drawn(600, 256, 16, 4)
+    return drawn(1, 64, 8, 1) | drawn(300, 128, 8, 3)
 
 
 def more_draws() -> dict[str, float]:
-    return drawn(4099, 1024, 64, 16) | drawn(49152, 8192, 512, 4)
+    return drawn(50, 16, 4, 10) | drawn(600, 256, 16, 10) | drawn(4099, 1024, 64, 4) | drawn(49152, 4096, 512, 2)
 
 
 def written(inputs: Inputs, layout: Layout, device: str) -> tuple[torch.Tensor, torch.Tensor]:

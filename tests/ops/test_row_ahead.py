@@ -49,6 +49,16 @@ def test_a_sum_has_one_order_in_all_norms_of_a_width():
     assert len(found) == 1
 
 
+def test_a_block_waits_before_it_reads_what_its_threads_noted():
+    """The interpreter has no threads: only the compiled form shows it."""
+    text = row_ahead.compiled(EIGHT["draw"], H200).ttgir
+    events = re.findall(r"tt\.(store|load) .*tensor<\d+x!tt\.ptr<i64>|\b(barrier)\b", text)
+    events = ["".join(event) for event in events]
+    first_read = events.index("load")
+    assert events[:first_read] == ["store", "store", "barrier"]
+    assert "store" not in events[first_read:]
+
+
 def test_a_tile_whose_registers_spill_is_objected_to():
     launch = EIGHT["rms_norm of 4096"]
     constants = launch.constants | {"COLUMNS": 8192, "WIDTH": 8192}

@@ -10,7 +10,7 @@ from pitstop.ops.row_tiles import aligned, power_of_two, refuse, unit
 COLUMNS = 2048
 """Of a tile of `largest`, at most."""
 
-DRAWN_COLUMNS = 8192
+DRAWN_COLUMNS = 4096
 """Of a tile of `drawn`, at most: a row has one block, which reads as much at once as it can."""
 
 GROUPS = 512
@@ -33,7 +33,7 @@ def drawn_constants(vocab: int) -> dict[str, int]:
 
 def options(columns: int) -> dict[str, int | bool]:
     """What the compiler is told."""
-    return {"num_warps": min(32, max(1, columns // 256)), "enable_fp_fusion": False}
+    return {"num_warps": max(1, columns // 256), "enable_fp_fusion": False}
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor | Declined:
