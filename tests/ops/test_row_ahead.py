@@ -36,7 +36,7 @@ def test_the_grid_compiles_as_it_should(head_dim, chip):
     launches = row_ahead.launches(*SHAPES[head_dim], head_dim, 128256, layouts)
     wrong = {name: row_ahead.objections(row_ahead.compiled(launch, CHIPS[chip]), launch, CHIPS[chip]) for name, launch in launches.items()}
     assert {name: reasons for name, reasons in wrong.items() if reasons} == {}
-    assert len(launches) >= 20
+    assert len(launches) >= 19
 
 
 def test_a_sum_has_one_order_in_all_norms_of_a_width():
