@@ -9,6 +9,7 @@ import torch
 
 from pitstop import codecs
 from pitstop.ops import activation, attention, dispatch, norm, rope, sample
+from pitstop.ops.sample.draws import Draw
 from pitstop.types import SEGMENT
 
 if TYPE_CHECKING:
@@ -24,13 +25,18 @@ class Sizes(NamedTuple):
     kv_heads: int
     head_dim: int
     vocab: int
-    candidates: int
     rows: tuple[int, ...]
 
 
-REAL = Sizes(4096, 14336, 32, 8, 128, 128256, 64, (1, 64, 2048))
-TINY = Sizes(64, 96, 2, 1, 64, 500, 2, (1, 3))
+REAL = Sizes(4096, 14336, 32, 8, 128, 128256, (1, 64, 2048))
+TINY = Sizes(64, 96, 2, 1, 64, 500, (1, 3))
 CODECS = ("raw16", "int8", "int4")
+DRAWS = {
+    "temperature": Draw(1.0, 0, 1.0, 0, 0.5),
+    "top_p": Draw(1.0, 0, 0.9, 0, 0.5),
+    "top_k and top_p": Draw(0.75, 20, 0.8, 0, 0.5),
+    "top_p of a flat row": Draw(100.0, 0, 0.9, 0, 0.5),
+}
 
 
 class Call(NamedTuple):
@@ -64,8 +70,10 @@ def calls(size: Sizes, rows: int, draw: torch.Generator) -> dict[str, Call]:
     return found | {
         "softcap": Call(activation.softcap, (logits, 30.0), 2 * logits.nbytes, exact=False),
         "greedy": Call(sample.greedy, (logits,), logits.nbytes),
-        f"{size.candidates} candidates": Call(sample.candidates, (logits, size.candidates), logits.nbytes),
-    }
+    } | {
+        f"draw, {name}": Call(sample.draw, (logits * 3, torch.tensor([how] * rows, dtype=torch.float64)), logits.nbytes)
+        for name, how in DRAWS.items()
+    }  # fmt: skip
 
 
 def caches(size: Sizes, rows: int, codec: str, draw: torch.Generator) -> tuple[Call, Call]:

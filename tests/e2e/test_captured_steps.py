@@ -5,6 +5,7 @@ CPU's, so what is compared is compared to the bit; on a GPU the last test does t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -26,10 +27,16 @@ from pitstop.ops.attention.plan import Heads
 from pitstop.types import Request, StepPlan
 
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-OTHERS = (
+DRAWN = (
     SamplingParams(max_tokens=30, temperature=1.0, seed=7, top_p=0.9, ignore_eos=True),
-    SamplingParams(max_tokens=30, temperature=0.0, logprobs=3, ignore_eos=True),
-    SamplingParams(max_tokens=30, temperature=0.0, presence_penalty=0.7, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=0.7, seed=8, top_k=20, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=1.3, seed=9, min_p=0.05, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=100.0, seed=-1, top_k=9, top_p=0.5, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=1.0, seed=7, ignore_eos=True),
+)
+OTHERS = (
+    SamplingParams(max_tokens=30, temperature=1.0, seed=7, presence_penalty=0.7, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=1.0, seed=7, logprobs=3, ignore_eos=True),
     SamplingParams(max_tokens=30, temperature=0.0, prompt_logprobs=1, ignore_eos=True),
     SamplingParams(max_tokens=30, temperature=0.0, min_tokens=30, stop_token_ids=tuple(range(3, 200))),
     SamplingParams(max_tokens=30, temperature=0.0, logit_bias={9: 4.0}, ignore_eos=True),
@@ -66,8 +73,9 @@ def answers(llm: LLM, count: int, params: SamplingParams | list[SamplingParams] 
 
 
 def mixed(count: int) -> list[SamplingParams]:
-    """Every other one greedy."""
-    return [OTHERS[i // 2 % len(OTHERS)] if i % 2 else GREEDY for i in range(count)]
+    """Of four one is greedy, one is drawn, and two are chosen on the host."""
+    kinds = (GREEDY,), OTHERS, DRAWN, OTHERS[::-1]
+    return [kinds[i % 4][i // 4 % len(kinds[i % 4])] for i in range(count)]
 
 
 def graphs(llm: LLM) -> CudaGraphs:
@@ -123,16 +131,21 @@ def test_padding_writes_nowhere_but_in_its_own_slot(toy: Path) -> None:
 
 
 @pytest.mark.usefixtures("captured")
-def test_the_likeliest_token_is_chosen_on_the_device_and_nothing_else_comes_back(
+def test_tokens_are_chosen_on_the_device_and_nothing_else_comes_back(
     toy: Path, eager: Callable[..., list], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, rows, download = (eager(6, mixed(6)), eager(3)), [], readback.download
+    plain = [*DRAWN, GREEDY]
+    expected, rows, download = (eager(6, mixed(6)), eager(3), eager(6, plain)), [], readback.download
+    assert len({tuple(tokens) for tokens, *_ in expected[2]}) == 6
     llm = LLM(toy, **OPTIONS)
     monkeypatch.setattr(readback, "download", lambda values: rows.append((values.dtype, len(values))) or download(values))
     assert answers(llm, 6, mixed(6)) == expected[0]
     assert max(count for dtype, count in rows if dtype is torch.float32) == 3, "three of six rows, and no states"
     monkeypatch.setattr(sampler, "sample", None)
+    rows.clear()
     assert answers(llm, 3) == expected[1]
+    assert answers(llm, 6, plain) == expected[2]
+    assert not any(count for dtype, count in rows if dtype is torch.float32)
 
 
 @pytest.mark.usefixtures("captured")
@@ -143,9 +156,12 @@ def test_the_next_step_is_launched_before_this_one_is_waited_for(
     launch, finish = Runner.launch, Runner.finish
     monkeypatch.setattr(Runner, "launch", lambda self, plan, before=None: events.append("launch") or launch(self, plan, before))
     monkeypatch.setattr(Runner, "finish", lambda self, running: events.append("finish") or finish(self, running))
-    llm = LLM(toy, **OPTIONS)
+    llm = LLM(toy, prefix_cache=False, **OPTIONS)
     assert answers(llm, 3) == expected
     assert events == ["launch", "finish", "launch", *["launch", "finish"] * 28, "finish"], "the prompts, then 29 steps"
+    events.clear()
+    answers(llm, 3, [GREEDY, *DRAWN[:2]])
+    assert events == ["launch", "finish", "launch", *["launch", "finish"] * 28, "finish"]
     events.clear()
     answers(llm, 3, OTHERS[1])
     assert events == ["launch", "finish"] * 30, "whose rows of logits come back"
@@ -162,40 +178,45 @@ def test_answers_that_end_while_a_step_is_on_its_way(toy: Path, eager: Callable[
 
 
 @pytest.mark.usefixtures("captured")
-@pytest.mark.parametrize("fault", ["rows of others", "tokens of the step before"])
+@pytest.mark.parametrize("fault", ["rows of others", "tokens of the step before", "draws of the step before", "draws of others"])
 def test_faults_of_a_step_that_follows_show(toy: Path, eager: Callable[..., list], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    launch = Runner.launch
+    launch, draws, choose = Runner.launch, readback._draws, readback._chosen
+    if fault == "draws of the step before":
+        monkeypatch.setattr(readback, "_draws", lambda span: draws(replace(span, start=span.start - 1)))
+    elif fault == "draws of others":
+        monkeypatch.setattr(readback, "_chosen", lambda logits, draws: choose(logits, draws[::-1]))
 
     def planted(self: Runner, plan: StepPlan, before: Running | None = None) -> Running:
         if before is not None and fault == "rows of others":
             plan.follows.reverse()
-        elif before is not None:
+        elif before is not None and fault == "tokens of the step before":
             before.results.chosen = self._view.tokens.clone()
         return launch(self, plan, before)
 
-    expected = eager(3)
+    expected = eager(3, list(DRAWN[:3]))
     llm = LLM(toy, prefix_cache=False, **OPTIONS)
     monkeypatch.setattr(Runner, "launch", planted)
-    assert answers(llm, 3) != expected
+    assert answers(llm, 3, list(DRAWN[:3])) != expected
 
 
 def test_which_tokens_are_chosen_on_the_device() -> None:
-    plain = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    assert sampler.likeliest(plain, 0)
-    assert not any(sampler.likeliest(params, 5) for params in (*OTHERS[:1], *OTHERS[2:3], *OTHERS[4:]))
-    assert sampler.likeliest(OTHERS[4], 30), "after min_tokens the end is free"
-    assert not sampler.likeliest(SamplingParams(temperature=0.0, grammar="root ::= [a-z]"), 0)
-    assert not sampler.likeliest(SamplingParams(temperature=0.0, repetition_penalty=1.2), 0)
-    assert not sampler.likeliest(SamplingParams(temperature=0.0, frequency_penalty=0.1), 0)
+    assert all(sampler.plain(params, 0) for params in (GREEDY, *DRAWN))
+    late = SamplingParams(max_tokens=30, temperature=1.0, min_tokens=30)
+    assert not sampler.plain(late, 29)
+    assert sampler.plain(late, 30), "after min_tokens the end is free"
+    for asked in ({"grammar": "root ::= [a-z]"}, {"repetition_penalty": 1.2}, {"frequency_penalty": 0.1}, {"presence_penalty": 1}):
+        assert not sampler.plain(SamplingParams(**asked), 0)
+    assert not sampler.plain(SamplingParams(logit_bias={3: 1.0}), 0)
 
 
 @pytest.mark.usefixtures("captured")
 def test_guesses_and_what_else_is_no_plain_decode_runs_as_it_is(toy: Path, eager: Callable[..., list]) -> None:
     llm = LLM(toy, speculate=4, **OPTIONS)
     repeated = [[5, 6, 7, 8] * 30] * 3
+    params = [GREEDY, DRAWN[0], SamplingParams(max_tokens=30, temperature=0.01, seed=1, ignore_eos=True)]
     with mock.patch.object(CudaGraphs, "usable", return_value=False), mock.patch.object(readback, "chosen_on_device", return_value=False):
-        expected = [output.tokens for output in LLM(toy, **OPTIONS).generate(repeated, GREEDY)]
-    assert [output.tokens for output in llm.generate(repeated, GREEDY)] == expected
+        expected = [output.tokens for output in LLM(toy, **OPTIONS).generate(repeated, params)]
+    assert [output.tokens for output in llm.generate(repeated, params)] == expected
     assert llm.engine.stats().guessed_tokens > 0
 
 

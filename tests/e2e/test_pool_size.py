@@ -66,7 +66,7 @@ GIB = 1 << 30
 EIGHT = ModelConfig("llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 1e-5, Rope(5e5), 128**-0.5, False)
 WEIGHTS = 15 * GIB
 DEMAND = Demand(32, 512, 32, 1)
-STEP = RESERVE + step_bytes(544, 4096, 14336, 128256)
+STEP = RESERVE + step_bytes(544, 4096, 14336, 128256, 32)
 
 
 def on_a_gpu(free: int, codec: str = "raw16", memory: int = 0) -> tuple[EngineConfig, list[str]]:

@@ -12,6 +12,7 @@ import torch
 from interpreter import main
 from op_bits import frequencies
 
+from pitstop.engine import sampler
 from pitstop.ops import activation, attention, dispatch, norm, rope, sample
 from pitstop.ops.activation import ref as activation_ref
 from pitstop.ops.attention import planes
@@ -21,6 +22,7 @@ from pitstop.ops.norm import ref as norm_ref
 from pitstop.ops.rope import ref as rope_ref
 from pitstop.ops.sample import ref as sample_ref
 from pitstop.ops.sample import triton as sample_triton
+from pitstop.ops.sample.draws import Draw
 
 DEVICE = "cuda" if torch.cuda.is_available() and __name__ != "__main__" else "cpu"
 EPS = 1e-2
@@ -114,29 +116,41 @@ def rotations() -> dict[str, float]:
     return found
 
 
-def chosen(vocab: int, columns: int, *ks: int) -> dict[str, float]:
-    """Ids that are not the host's, and values that are not theirs, where a tile has `columns`."""
-    found, usual = {}, sample_triton.COLUMNS
-    logits = sample_ref.make_inputs(vocab, 6, vocab)
+def chosen(vocab: int, columns: int) -> dict[str, float]:
+    """Ids that are not the host's, where a tile has `columns`."""
+    logits, usual = sample_ref.make_inputs(vocab, 6, vocab), sample_triton.COLUMNS
     logits[4] = logits[4].flip(0)
     logits[5, vocab - 1] = 9
     sample_triton.COLUMNS = columns
-    found[f"greedy of {vocab}"] = different(run(sample.greedy, logits), torch.from_numpy(logits.numpy().argmax(1)))
-    for k in ks:
-        with dispatch.use("triton"):
-            answers = sample.candidates(logits.to(DEVICE), k)
-        pairs = zip(answers, sample_ref.candidates(logits, min(k, vocab)), strict=True)
-        found[f"{k} of {vocab}"] = sum(different(answer.cpu(), exact) for answer, exact in pairs)
+    found = {f"greedy of {vocab}": different(run(sample.greedy, logits), torch.from_numpy(logits.numpy().argmax(1)))}
     sample_triton.COLUMNS = usual
     return found
 
 
 def choices() -> dict[str, float]:
-    return chosen(1, 2048, 1) | chosen(3000, 2048, 1) | chosen(500, 32) | chosen(40, 32, 1, 5)
+    return chosen(1, 2048) | chosen(3000, 2048) | chosen(500, 32) | chosen(40, 32)
 
 
-def more_choices() -> dict[str, float]:
-    return chosen(7, 64, 3, 300) | chosen(65, 64, 5, 16) | chosen(500, 64, 4)
+def drawn(vocab: int, columns: int, groups: int, rows: int) -> dict[str, float]:
+    """Ids that are not the host's, of rows of all kinds and every kind of draw, where a tile has `columns`, in so many groups."""
+    usual = sample_triton.DRAWN_COLUMNS, sample_triton.GROUPS
+    sample_triton.DRAWN_COLUMNS, sample_triton.GROUPS = columns, groups
+    logits = sample_ref.make_inputs(vocab, 6, vocab).repeat(rows, 1)
+    logits[5::6] = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
+    draws = sample_ref.make_draws(vocab, len(logits))
+    hosts = [Draw(t, int(top_k), top_p, int(least), u) for t, top_k, top_p, least, u in draws.tolist()]
+    exact = torch.tensor([sampler.choose(row.numpy(), one) for row, one in zip(logits, hosts, strict=True)])
+    found = {f"draw of {vocab}": different(run(sample.draw, logits, draws), exact)}
+    sample_triton.DRAWN_COLUMNS, sample_triton.GROUPS = usual
+    return found
+
+
+def draws() -> dict[str, float]:
+    return drawn(1, 64, 8, 1) | drawn(300, 128, 8, 3)
+
+
+def more_draws() -> dict[str, float]:
+    return drawn(50, 16, 4, 10) | drawn(600, 256, 16, 10) | drawn(4099, 1024, 64, 4) | drawn(49152, 4096, 512, 2)
 
 
 def written(inputs: Inputs, layout: Layout, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,7 +249,9 @@ def alone() -> dict[str, float]:
     return found
 
 
-CHECKS = {check.__name__: check for check in (norms, activations, rotations, choices, more_choices, caches, other_caches, edges, alone)}
+CHECKS = {
+    check.__name__: check for check in (norms, activations, rotations, choices, draws, more_draws, caches, other_caches, edges, alone)
+}
 
 
 if __name__ == "__main__":
@@ -246,6 +262,7 @@ if __name__ == "__main__":
             "activation.triton_kernels": activation,
             "rope.triton_kernels": rope,
             "sample.triton_kernels": sample,
+            "draw_kernels": sample,
             "cache_kernels": attention,
         },
     )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 CHIPS = {"sm_80": A100, "sm_90": H200}
 LAYOUTS = {name: codecs.get(name).layout for name in ("raw16", "int8", "int4", "adaptive8")}
 EIGHT = row_ahead.launches(4096, 14336, 128, 128256, LAYOUTS)
-QUICK = ["rms_norm of 4096", "silu_mul", "rotate, halves", "hadamard", "greedy, logits", "append", "seal int4"]
+QUICK = ["rms_norm of 4096", "silu_mul", "rotate, halves", "hadamard", "greedy, logits", "draw", "append", "seal int4"]
 SHAPES = {64: (576, 1536), 80: (2560, 10240), 96: (3072, 8192), 128: (4096, 14336), 256: (16384, 24576)}
 
 
@@ -36,7 +36,7 @@ def test_the_grid_compiles_as_it_should(head_dim, chip):
     launches = row_ahead.launches(*SHAPES[head_dim], head_dim, 128256, layouts)
     wrong = {name: row_ahead.objections(row_ahead.compiled(launch, CHIPS[chip]), launch, CHIPS[chip]) for name, launch in launches.items()}
     assert {name: reasons for name, reasons in wrong.items() if reasons} == {}
-    assert len(launches) >= 20
+    assert len(launches) >= 19
 
 
 def test_a_sum_has_one_order_in_all_norms_of_a_width():
@@ -47,6 +47,16 @@ def test_a_sum_has_one_order_in_all_norms_of_a_width():
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\.blocked<.*>)$", text, re.MULTILINE))
         found |= {layouts[layout] for layout in re.findall(r"tensor<\d+x\d+xf32, (#\w+)>\) -> tensor<\d+xf32, #ttg\.slice", text)}
     assert len(found) == 1
+
+
+def test_a_block_waits_before_it_reads_what_its_threads_noted():
+    """The interpreter has no threads: only the compiled form shows it."""
+    text = row_ahead.compiled(EIGHT["draw"], H200).ttgir
+    events = re.findall(r"tt\.(store|load) .*tensor<\d+x!tt\.ptr<i64>|\b(barrier)\b", text)
+    events = ["".join(event) for event in events]
+    first_read = events.index("load")
+    assert events[:first_read] == ["store", "store", "barrier"]
+    assert "store" not in events[first_read:]
 
 
 def test_a_tile_whose_registers_spill_is_objected_to():

@@ -10,6 +10,7 @@ from test_row_kernels import wrong
 
 from pitstop.ops import activation, attention, dispatch, norm, rope, sample
 from pitstop.ops.attention.ref import make_inputs
+from pitstop.ops.sample.ref import make_draws
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -28,16 +29,17 @@ def test_a_captured_step_reads_nothing_back_and_allocates_nothing_but_results():
     k, v, tails, pages, table = (tensor.cuda() for tensor in (inputs.k, inputs.v, inputs.tails, inputs.pages, inputs.table))
     expected = tails.clone(), pages.clone()
     cos, sin = (one.cuda() for one in rope.tables(400, frequencies(64, 10000.0)))
+    draws = make_draws(1, len(k)).cuda()
     weight, positions = torch.rand(128, device="cuda"), torch.zeros(len(k), dtype=torch.int32, device="cuda")
     buffer, x = first.cuda(), torch.randn(len(k), 128, device="cuda")
 
-    def step() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
         y = norm.add_rms_norm(x, x, weight, 1e-6)[1]
         keys = rope.hadamard(rope.rotate(k, positions, cos, sin, False))
         attention.append(keys, v, tails, buffer)
         attention.seal(tails, pages, buffer, table, layout)
         logits = activation.softcap(activation.silu_mul(y), 30.0)
-        return sample.greedy(logits), *sample.candidates(logits, 8)
+        return sample.greedy(logits), sample.draw(logits, draws)
 
     with dispatch.use("triton"):
         step()  # compiles

@@ -126,17 +126,17 @@ class Engine(StepLoop):
         if sizes:
             self._answer(1, self.config.prefill_chunk)
         for streams in sizes:
-            self._answer(streams, 1)
+            self._answer(streams, 1, temperature=1.0)  # for the kernel that draws
         slowest = self._answer(1, WARM_UP_TOKENS)
         self.scheduler.take_changes()
         self._counts["steps"] = 0
         return slowest
 
-    def _answer(self, streams: int, length: int) -> float:
+    def _answer(self, streams: int, length: int, temperature: float = 0.0) -> float:
         """Two tokens to each of so many prompts of `length` tokens, as far as the context allows. Returns the pace of the slowest step."""
         length = max(1, min(length, self.context - 2))
         prompt = [token % self.vocab_size for token in range(length)]
-        params = SamplingParams(temperature=0.0, max_tokens=min(2, self.context - length), ignore_eos=True)
+        params = SamplingParams(temperature=temperature, max_tokens=min(2, self.context - length), ignore_eos=True)
         for stream in range(streams):
             self.submit(Request(id=f"warm-up {stream}", prompt=prompt, params=params, probe=True))
         slowest = 0.0

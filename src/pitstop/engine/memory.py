@@ -66,7 +66,8 @@ def on_gpu(
 ) -> tuple[EngineConfig, list[str]]:
     """The config with the pool's memory and the context that fits, and notes: of a GPU with `free` bytes left beside the weights'."""
     inner = max(model.ffn, model.moe.ffn * model.moe.top_k + model.moe.shared_ffn if model.moe else 0)
-    reserve = RESERVE + step_bytes(config.max_running + config.prefill_chunk, model.width, inner, model.vocab_size)
+    rows, drawn = config.max_running + config.prefill_chunk, config.max_running * (1 + config.speculate)
+    reserve = RESERVE + step_bytes(rows, model.width, inner, model.vocab_size, drawn)
     most = gpu_pool(free, weights, config.workers, reserve)
     beside = f"weights take {_gib(weights)} of {_gib(free + weights)}, and {_gib(reserve)} stay free for steps and graphs"
     if config.kv.memory > max(most, 0):

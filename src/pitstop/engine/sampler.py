@@ -1,16 +1,19 @@
 """From one row of logits to one token. Pure numpy, one row at a time, in fixed order: neighbours, batch size and threads cannot matter.
 
 The draw is a function of (seed, choice, position) alone (Philox, a counter-based generator: Salmon et al., SC 2011), so any worker can
-continue any request.
+continue any request. Its arithmetic is that of ops/sample/draws.py, so a GPU can draw the same token.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from pitstop.ops import dispatch
+from pitstop.ops.sample.draws import LIKELIEST, ONE, Draw
 from pitstop.types import Logprob, SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -34,9 +37,17 @@ def greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
 
 
-def likeliest(params: SamplingParams, generated: int) -> bool:
-    """Whether the token after `generated` ones is the likeliest by the logits as they are, and so is every later one's."""
-    return greedy(params) and not (params.grammar or params.logit_bias or _penalised(params)) and generated >= params.min_tokens
+def plain(params: SamplingParams, generated: int) -> bool:
+    """Whether the token after `generated` ones is chosen by the logits as they are, and so is every later one."""
+    return not (params.grammar or params.logit_bias or _penalised(params)) and generated >= params.min_tokens
+
+
+def drawn(params: SamplingParams, choice: int, position: int) -> Draw:
+    """How the token after `position` known ones is chosen."""
+    if greedy(params):
+        return LIKELIEST
+    least = math.ceil(params.min_p * ONE)
+    return Draw(float(np.float32(params.temperature)), max(params.top_k, 0), params.top_p, least, uniform(params.seed, choice, position))
 
 
 def sample(
@@ -54,24 +65,21 @@ def sample(
     """
     logits = _adjusted(logits, params, known, prompt_length, end_tokens)
     if form is None:
-        return _chosen(logits, params, choice, len(known))
+        return choose(logits, drawn(params, choice, len(known)))
     answer = known[prompt_length:]
     if greedy(params) and form.allows(answer, likeliest := int(logits.argmax())):
         return likeliest
     candidates = np.flatnonzero(form.allowed(answer))
-    return int(candidates[_chosen(logits[candidates], params, choice, len(known))])
+    return int(candidates[choose(logits[candidates], drawn(params, choice, len(known)))])
 
 
-def _chosen(logits: np.ndarray, params: SamplingParams, choice: int, position: int) -> int:
+def choose(logits: np.ndarray, draw: Draw) -> int:
     """The index of one of `logits` [candidates] fp32, in order of their tokens."""
-    if greedy(params):
+    if draw.temperature == 0.0:
         return int(logits.argmax())
-    with np.errstate(over="ignore"):  # what overflows is infinitely unlikely, and that is right
-        scaled = (logits - logits.max()) / np.float32(params.temperature)
-    candidates, weights = _filtered(scaled, params)
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    draw = uniform(params.seed, choice, position) * cumulative[-1]
-    return int(candidates[min(np.searchsorted(cumulative, draw, side="right"), len(candidates) - 1)])
+    candidates, weights = _filtered(_weights(logits, draw.temperature), draw)
+    running = np.cumsum(weights)
+    return int(candidates[np.searchsorted(running, int(draw.uniform * float(running[-1])), side="right")])
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -114,31 +122,45 @@ def _penalised(params: SamplingParams) -> bool:
     return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
-def _filtered(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates after top_k, top_p and min_p, and their unnormalised weights. `scaled` has its peak at 0, so the likeliest weighs 1."""
-    candidates = np.arange(len(scaled))
-    if 0 < params.top_k < len(scaled):
-        candidates = np.sort(_largest(scaled, params.top_k))
-        scaled = scaled[candidates]
-    weights = np.exp(scaled)
-    if params.top_p < 1.0:
-        keep = _nucleus(weights, params.top_p)
+def _weights(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """int64 [candidates], as ops/sample/draws.py has them."""
+    most = logits.max()
+    if not np.isfinite(most):
+        return np.where((logits == most) | np.isnan(logits), ONE, 0)
+    with np.errstate(over="ignore"):  # what overflows is infinitely unlikely, and that is right
+        shares = logits - most
+        shares /= np.float32(temperature)
+    if dispatch.native is None:
+        np.exp(shares, out=shares)
+    else:
+        dispatch.native.exp(shares.ctypes.data, shares.ctypes.data, len(shares))
+    return (shares * np.float32(ONE)).astype(np.int64)
+
+
+def _filtered(weights: np.ndarray, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+    """Those that top_k, top_p and least leave, in order, and their weights."""
+    candidates = np.arange(len(weights))
+    if 0 < draw.top_k < len(weights):
+        candidates = np.sort(_largest(weights, draw.top_k))
+        weights = weights[candidates]
+    if draw.top_p < 1.0:
+        keep = np.sort(_nucleus(weights, draw.top_p))
         candidates, weights = candidates[keep], weights[keep]
-    if params.min_p > 0.0:
-        keep = weights >= params.min_p
+    if draw.least > 0:
+        keep = weights >= draw.least
         candidates, weights = candidates[keep], weights[keep]
     return candidates, weights
 
 
 def _nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
     """Indices of the smallest set of likeliest candidates whose share reaches top_p; sorts only as many as it needs."""
-    wanted = top_p * weights.sum(dtype=np.float64)
+    wanted = math.ceil(top_p * float(weights.sum()))
     size = _NUCLEUS_STEP
     while True:
         order = _largest(weights, size)
-        cumulative = np.cumsum(weights[order], dtype=np.float64)
-        if cumulative[-1] >= wanted or len(order) == len(weights):
-            return order[: int(np.searchsorted(cumulative, wanted)) + 1]
+        running = np.cumsum(weights[order])
+        if running[-1] >= wanted or len(order) == len(weights):
+            return order[: int(np.searchsorted(running, wanted)) + 1]
         size *= 8
 
 

@@ -117,9 +117,10 @@ def gpu_pool(free: int, weights: int, workers: int, reserve: int) -> int:
     return min(free, (free + weights) // workers - weights) - reserve
 
 
-def step_bytes(rows: int, width: int, inner: int, vocab: int) -> int:
-    """What a step of so many rows holds at once beside the weights, at most: states, a feed-forward's inner ones, logits, in fp32."""
-    return 4 * rows * (8 * width + 3 * inner + 2 * vocab)
+def step_bytes(rows: int, width: int, inner: int, vocab: int, drawn: int) -> int:
+    """What a step of so many rows holds at once beside the weights, at most: states, a feed-forward's inner ones, logits, in fp32; and of
+    the rows that tokens are drawn from, logits once more, and keys of 8 bytes."""
+    return 4 * rows * (8 * width + 3 * inner + 2 * vocab) + 12 * drawn * vocab
 
 
 def what_fits(memory: int, context: int, demand: Demand, codecs: Sequence[Codec], shape: KVShape) -> Iterator[str]:

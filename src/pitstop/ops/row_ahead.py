@@ -15,8 +15,6 @@ from pitstop.ops.norm import triton as norm
 from pitstop.ops.rope import triton as rope
 from pitstop.ops.sample import triton as sample
 
-CANDIDATES = 64
-
 
 class Launch(NamedTuple):
     """types: Triton's, of the arguments that are no constants. Pointers are multiples of 16, of numbers nothing is known. wide: the share
@@ -107,15 +105,17 @@ def _rotations(head_dim: int) -> dict[str, Launch]:
 
 
 def _choices(vocab: int) -> dict[str, Launch]:
+    from pitstop.ops.sample.draw_kernels import drawn
     from pitstop.ops.sample.triton_kernels import largest
 
-    types = _types({"logits_at": "", "keys_at": "i64", "parts_at": "i64", "ids_at": "i64", "values_at": ""}, "row k")
+    types = _types({"logits_at": "", "keys_at": "i64", "found_at": "i64"}, "row")
     found = {}
-    for name, k, values in (("greedy", 1, False), (f"{CANDIDATES} candidates", CANDIDATES, True)):
-        for turn, count, first in (("logits", vocab, True), ("keys", sample.COLUMNS, False)):
-            constants = sample.constants(vocab, count, k, first, values)
-            found[f"{name}, {turn}"] = Launch(largest, types, constants, sample.options(constants["COLUMNS"]))
-    return found
+    for turn, count, first in (("logits", vocab, True), ("keys", sample.COLUMNS, False)):
+        constants = sample.largest_constants(vocab, count, first)
+        found[f"greedy, {turn}"] = Launch(largest, types, constants, sample.options(constants["COLUMNS"]))
+    types = _types({"logits_at": "", "draws_at": "fp64", "keys_at": "i64", "ids_at": "i64"}, "row")
+    constants = sample.drawn_constants(vocab)
+    return found | {"draw": Launch(drawn, types, constants, sample.options(constants["COLUMNS"]))}
 
 
 def _caches(head_dim: int, layouts: Mapping[str, Layout]) -> dict[str, Launch]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -33,11 +35,11 @@ class Mirror:
         return self.send(len(rows))
 
 
-def upload(values: list[int], device: torch.device | str) -> torch.Tensor:
-    """[n] int64 on the device."""
+def upload(values: Sequence, device: torch.device | str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """[n] on the device, or [n, …] where the values are rows."""
     if torch.device(device).type != "cuda":
-        return torch.tensor(values, dtype=torch.int64, device=device)
-    return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def download(values: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitstop.engine.sampler import _filtered, logprob, sample, uniform
+from pitstop.engine.sampler import _filtered, _weights, drawn, logprob, sample, uniform
 from pitstop.errors import InvalidRequest
 from pitstop.types import SamplingParams
 
@@ -19,16 +21,15 @@ def draw(logits, position=0, choice=0, known=(), ends=NO_ENDS, **params) -> int:
     return sample(np.asarray(logits, np.float32), SamplingParams(max_tokens=100, **params), known, 0, choice, ends)
 
 
-def plain_filter(scaled: np.ndarray, params: SamplingParams) -> set[int]:
+def plain_filter(weights: list[int], params: SamplingParams) -> list[int]:
     """Sort everything, cut by definition."""
-    order = sorted(range(len(scaled)), key=lambda i: (-scaled[i], i))
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     if params.top_k > 0:
         order = order[: params.top_k]
-    weights = np.exp(scaled[order].astype(np.float64))
-    cumulative = np.cumsum(weights) / weights.sum()
+    reached = list(itertools.accumulate(weights[i] for i in order))
     if params.top_p < 1:
-        order = order[: int(np.sum(cumulative < params.top_p)) + 1]
-    return {i for i, w in zip(order, weights, strict=False) if w >= params.min_p}
+        order = order[: sum(weight < params.top_p * reached[-1] for weight in reached) + 1]
+    return sorted(i for i in order if weights[i] >= params.min_p * max(weights))
 
 
 @settings(max_examples=300, deadline=None)
@@ -43,14 +44,16 @@ def test_filters_keep_what_their_definitions_say(seed: int, size: int, top_k: in
     scaled = np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
     scaled -= scaled.max()
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
-    candidates, weights = _filtered(scaled, params)
-    assert set(candidates.tolist()) == plain_filter(scaled, params)
-    assert np.allclose(weights, np.exp(scaled[candidates]), rtol=1e-6)
+    candidates, kept = _filtered(weights := _weights(scaled, 1.0), drawn(params, 0, 1))
+    assert candidates.tolist() == plain_filter(weights.tolist(), params)
+    assert np.array_equal(kept, weights[candidates])
+    assert np.allclose(weights * 2.0**-40, np.exp(scaled.astype(np.float64)), rtol=2e-7, atol=2**-40)
 
 
 def test_ties_at_the_edge_go_to_the_lower_id() -> None:
     logits = np.zeros(10, np.float32)
-    assert set(_filtered(logits, SamplingParams(top_k=3))[0].tolist()) == {0, 1, 2}
+    assert _filtered(_weights(logits, 1.0), drawn(SamplingParams(top_k=3), 0, 1))[0].tolist() == [0, 1, 2]
+    assert _filtered(_weights(logits, 1.0), drawn(SamplingParams(top_p=0.9), 0, 1))[0].tolist() == [*range(9)]
     assert logprob(logits, 9, 2).top == [(0, pytest.approx(-np.log(10))), (1, pytest.approx(-np.log(10)))]
     assert draw(logits, temperature=0) == 0
 

@@ -123,7 +123,7 @@ def test_a_gpu_s_pool_is_what_weights_and_reserve_leave() -> None:
     assert gpu_pool(GIB, 16 * GIB, 1, 2 * GIB) == -GIB
     assert gpu_pool(64 * GIB, 16 * GIB, 2, 2 * GIB) == 22 * GIB, "each of two has 40 GiB: 16 for its weights, 2 in reserve"
     assert gpu_pool(30 * GIB, 50 * GIB, 1, 0) == 30 * GIB
-    assert step_bytes(544, 4096, 14336, 128256) == 4 * 544 * (32768 + 43008 + 256512)
+    assert step_bytes(544, 4096, 14336, 128256, 32) == 4 * 544 * (32768 + 43008 + 256512) + 12 * 32 * 128256
 
 
 def test_the_smallest_pool_of_a_demand() -> None:

@@ -16,7 +16,7 @@ C6, C5, C4, C3 = (tl.constexpr(_HEX(c)) for c in ("0x1.6d138p-10", "0x1.120de4p-
 
 
 @triton.jit
-def _exp(x):
+def exp(x):
     """e^x within 1.1 ulp: 2^n e^r, with e^r by a polynomial of the sixth degree."""
     x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
     x = tl.minimum(x, 89.0, propagate_nan=tl.PropagateNan.ALL)
@@ -52,15 +52,15 @@ def _gelu_erf(x):
 @triton.jit
 def _activated(x, cap, KIND: tl.constexpr):
     if KIND == "silu":
-        return tl.div_rn(x, 1.0 + _exp(0.0 - x))
+        return tl.div_rn(x, 1.0 + exp(0.0 - x))
     elif KIND == "gelu_tanh":
         exponent = x * tl.fma(x * x, -0.071354816, -1.5957691)
-        return tl.div_rn(x, 1.0 + _exp(exponent))
+        return tl.div_rn(x, 1.0 + exp(exponent))
     elif KIND == "gelu_erf":
         return _gelu_erf(x)
     else:  # softcap
         x = tl.div_rn(x, tl.full(x.shape, 1.0, tl.float32) * cap)
-        return cap * (1.0 - tl.div_rn(tl.full(x.shape, 2.0, tl.float32), _exp(x + x) + 1.0))
+        return cap * (1.0 - tl.div_rn(tl.full(x.shape, 2.0, tl.float32), exp(x + x) + 1.0))
 
 
 @triton.jit(do_not_specialize=["x_row", "rows"])

@@ -89,7 +89,7 @@ struct Kernels {
   void (*merge)(const Partial& first, ptrdiff_t stride, int more, int count, int head_dim);
   // state -> out[i] = values / total, zeros where nothing was seen; row i goes to out + offsets[i]
   void (*finish)(const Partial& state, int count, int head_dim, float* out, const ptrdiff_t* offsets);
-  void (*exp)(const float* x, float* out, ptrdiff_t count);  // for the accuracy test
+  void (*exp)(const float* x, float* out, ptrdiff_t count);  // for draws from logits
   float (*sum)(const float* x, ptrdiff_t count);             // reads memory as fast as it comes: the bench's ceiling
 };
 

@@ -1,4 +1,4 @@
-"""The choices by a Triton kernel (triton_kernels.py), which is launched until one tile holds what is left of a row."""
+"""The choices by Triton kernels (triton_kernels.py, draw_kernels.py)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ from pitstop.ops.dispatch import Declined
 from pitstop.ops.row_tiles import aligned, power_of_two, refuse, unit
 
 COLUMNS = 2048
-"""Of a tile, at most."""
+"""Of a tile of `largest`, at most."""
 
-MOST = 256
-"""Candidates. Sorting more takes longer than torch does."""
+DRAWN_COLUMNS = 4096
+"""Of a tile of `drawn`, at most: a row has one block, which reads as much at once as it can."""
+
+GROUPS = 512
+"""Into which `drawn` divides a row, to be sure of at least so many of the likeliest. At most as many as columns."""
 
 
-def constants(vocab: int, count: int, k: int, first: bool, values: bool) -> dict[str, int | bool]:
+def largest_constants(vocab: int, count: int, first: bool) -> dict[str, int | bool]:
     """The constants that `largest` is compiled with. count: numbers that are left of a row."""
-    columns = columns_of(count, k)
-    sizes = {"COUNT": count, "COLUMNS": columns, "KEPT": power_of_two(k), "UNIT": unit(vocab)}
-    return sizes | {"FIRST": first, "LAST": count <= columns, "VALUES": values}
+    columns = min(COLUMNS, power_of_two(count))
+    return {"COUNT": count, "COLUMNS": columns, "UNIT": unit(vocab), "FIRST": first, "LAST": count <= columns}
 
 
-def columns_of(count: int, k: int) -> int:
-    """Of a tile."""
-    return min(COLUMNS, max(power_of_two(k), power_of_two(count)))
+def drawn_constants(vocab: int) -> dict[str, int]:
+    """The constants that `drawn` is compiled with."""
+    columns = min(DRAWN_COLUMNS, power_of_two(vocab))
+    tiles = -(-vocab // columns)
+    sizes = {"VOCAB": vocab, "COLUMNS": columns, "TILES": tiles, "SUMS": power_of_two(tiles)}
+    return sizes | {"GROUPS": min(GROUPS, columns), "UNIT": unit(vocab)}
 
 
 def options(columns: int) -> dict[str, int | bool]:
@@ -32,34 +37,37 @@ def options(columns: int) -> dict[str, int | bool]:
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor | Declined:
-    return refuse(logits=logits) or _largest(logits, 1, None).flatten()
-
-
-def candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor] | Declined:
     if reason := refuse(logits=logits):
         return reason
-    if k > MOST:
-        return Declined(f"{k} candidates are more than {MOST}")
-    values = torch.empty(len(logits), k, dtype=logits.dtype, device=logits.device)
-    return values, _largest(logits, k, values)
-
-
-def _largest(logits: torch.Tensor, k: int, values: torch.Tensor | None) -> torch.Tensor:
-    """Ids [rows, k]; fills values."""
     from pitstop.ops.sample import triton_kernels
 
     logits, (rows, vocab) = aligned(logits), logits.shape
-    ids = torch.empty(rows, k, dtype=torch.int64, device=logits.device)
-    kept, keys, count = power_of_two(k), ids, vocab  # of the first launch there are no keys yet
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    keys, count = ids, vocab  # of the first launch there are no keys yet
     while rows:
-        columns = columns_of(count, k)
-        tiles = -(-count // columns)
-        parts = torch.empty(rows, tiles, kept, dtype=torch.int64, device=logits.device) if tiles > 1 else ids
+        constants = largest_constants(vocab, count, keys is ids)
+        tiles = -(-count // constants["COLUMNS"])
+        parts = torch.empty(rows, tiles, dtype=torch.int64, device=logits.device) if tiles > 1 else ids
         triton_kernels.largest[rows, tiles](
-            logits, keys, parts, ids, ids if values is None else values, logits.stride(0) // unit(vocab), k,
-            **constants(vocab, count, k, keys is ids, values is not None), **options(columns),
-        )  # fmt: skip
+            logits, keys, parts, logits.stride(0) // unit(vocab), **constants, **options(constants["COLUMNS"])
+        )
         if tiles == 1:
             break
-        keys, count = parts, tiles * kept
+        keys, count = parts, tiles
+    return ids
+
+
+def draw(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor | Declined:
+    if reason := refuse(logits=logits):
+        return reason
+    from pitstop.ops.sample import draw_kernels
+
+    logits, (rows, vocab) = aligned(logits), logits.shape
+    constants = drawn_constants(vocab)
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    keys = torch.empty(rows, constants["TILES"] * constants["COLUMNS"], dtype=torch.int64, device=logits.device)
+    if rows:
+        draw_kernels.drawn[rows,](
+            logits, draws.contiguous(), keys, ids, logits.stride(0) // unit(vocab), **constants, **options(constants["COLUMNS"])
+        )
     return ids

@@ -1,4 +1,5 @@
-"""The choices for GPUs, in Triton: a logit and its id are one integer, and the largest are kept, in whatever order they are compared."""
+"""The likeliest token for GPUs, in Triton: a logit and its id are one integer, and the largest is kept, in whatever order they are
+compared."""
 
 from __future__ import annotations
 
@@ -18,33 +19,22 @@ def _keys(logits, column):
     return (bits.to(tl.int64) << 32) | (column ^ LOW).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["row", "k"])
+@triton.jit(do_not_specialize=["row"])
 def largest(
-    logits_at, keys_at, parts_at, ids_at, values_at, row, k,
-    COUNT: tl.constexpr, COLUMNS: tl.constexpr, KEPT: tl.constexpr, UNIT: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr, VALUES: tl.constexpr,
+    logits_at, keys_at, found_at, row,
+    COUNT: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, tiles of COLUMNS of the row's COUNT logits, or keys unless FIRST): the KEPT largest keys of each tile, in order.
+    """Grid (rows, tiles of COLUMNS of the row's COUNT logits, or keys unless FIRST): the largest key of each tile.
 
-    Rows of logits lie row · UNIT numbers apart. LAST: there is one tile; the first k keys become ids, and logits for VALUES.
+    Rows of logits lie row · UNIT numbers apart. LAST: there is one tile, and its key becomes an id.
     """
     line, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    logits_at += line * (row * UNIT)
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     if FIRST:
-        keys = _keys(tl.load(logits_at + column, mask=column < COUNT, other=0.0), column)
+        keys = _keys(tl.load(logits_at + line * (row * UNIT) + column, mask=column < COUNT, other=0.0), column)
     else:
         keys = tl.load(keys_at + line * COUNT + column, mask=column < COUNT, other=0)
-    keys = tl.where(column < COUNT, keys, -(2**63))
-    place = tl.arange(0, KEPT)
-    if KEPT == 1:
-        keys = tl.max(keys, 0, keep_dims=True)
-    else:
-        keys = tl.topk(keys, KEPT)
+    key = tl.max(tl.where(column < COUNT, keys, -(2**63)), 0)
     if LAST:
-        ids = (keys ^ LOW) & LOW
-        tl.store(ids_at + line * k + place, ids, mask=place < k)
-        if VALUES:
-            tl.store(values_at + line * k + place, tl.load(logits_at + ids, mask=place < k, other=0.0), mask=place < k)
-    else:
-        tl.store(parts_at + (line * tl.num_programs(1) + part) * KEPT + place, keys)
+        key = (key ^ LOW) & LOW
+    tl.store(found_at + line * tl.num_programs(1) + part, key)
