@@ -1,5 +1,6 @@
 """Bit-exact answers: tokens and log-probabilities of a request do not depend on its batch, on chunking, on the prefix cache or on
-preemption. The toy model runs the whole matrix on both backends, the default model on the native kernels."""
+preemption. The toy model runs the whole matrix on both backends, the default model on the native kernels: a batch in chunks, and, among
+the slow tests, all of it."""
 
 from __future__ import annotations
 
@@ -162,7 +163,21 @@ def test_toy_matrix_of_codecs(wide_toy: Path, codec: str, backend: str) -> None:
 
 
 @pytest.mark.model
+def test_default_model_in_a_batch_and_in_chunks(model_path: Path) -> None:
+    """At real widths, what a batch-dependent op would change. The whole matrix takes two minutes, and fewer requests preempt nothing."""
+    alone = LLM(model_path, max_running=1, backend="cpu")
+    prompts, params = prompts_and_params(alone.engine.vocab_size, 200, 8)
+    expected, segments = one_by_one(alone, prompts, params)
+    llm = LLM(model_path, prefill_chunk=64, backend="cpu")
+    for way in ("cold", "warm"):
+        assert bits(llm.generate(prompts, params)) == expected, f"{way} prefix cache"
+        same_bytes(llm, segments, len(segments), f"{way} prefix cache")
+    assert len(segments) >= 4
+
+
+@pytest.mark.model
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_default_model_matrix(model_path: Path) -> None:
     check_matrix(model_path, longest=260, count=32, backend="cpu")
 

@@ -200,10 +200,9 @@ def free_port() -> int:
 
 def test_the_server_says_what_fits_and_what_it_costs(toy: Path) -> None:
     with model_server(toy, "--kv", "int8", "--kv-memory", "64MiB") as server:
-        printed = list(iter(server.process.stdout.readline, "Try:\n"))
         assert server.complete("Hello", max_tokens=200, ignore_eos=True).json()["usage"]["completion_tokens"] == 200
         tokens = server.metric('pitstop_kv_capacity_tokens{sequence_length="1024"}')
         ratio = server.metric('pitstop_kv_capacity_ratio{sequence_length="1024"}')
-    assert f"KV cache: int8, 64 MiB, {tokens:,.0f} tokens in streams of 1,024, {ratio:.2f} times those of 16 bits\n" in printed
-    assert any(line.startswith("--kv int8: mean KL divergence ") for line in printed)
+    assert f"KV cache: int8, 64 MiB, {tokens:,.0f} tokens in streams of 1,024, {ratio:.2f} times those of 16 bits\n" in server.printed
+    assert any(line.startswith("--kv int8: mean KL divergence ") for line in server.printed)
     assert ratio == pytest.approx(1.855, abs=0.01)

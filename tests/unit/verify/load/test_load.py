@@ -23,8 +23,6 @@ from pitstop.verify.outcome import Outcome
 from pitstop.verify.slo import LoadLimits
 from pitstop.verify.target import Target, connect
 
-pytestmark = pytest.mark.alone
-
 TINY = Mix([Shape("short", 0.8, 40, 8), Shape("long", 0.2, 90, 16)])
 EASY = LoadLimits(e2e_p95_ms=2000, within_ms=4000, ttft_p95_ms=2000, itl_p95_ms=2000)
 

@@ -21,8 +21,6 @@ from pitstop.verify.soak.counters import METRICS, Counters
 from pitstop.verify.soak.judge import judge
 from pitstop.verify.target import Target, connect
 
-pytestmark = pytest.mark.alone
-
 SHORT = soak.Plan(seconds=3)
 NO_GROWTH = SoakLimits(memory_kb_per_request=None, handles_per_hour=None, threads_per_hour=None)  # seconds cannot tell
 
