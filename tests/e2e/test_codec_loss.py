@@ -57,7 +57,7 @@ def loss(logits):
         ("int8", 1e-4),
         pytest.param("k8v4", 2e-3, marks=pytest.mark.slow),
         pytest.param("k5v4", 2e-3, marks=pytest.mark.slow),
-        ("int4", 4e-3),
+        pytest.param("int4", 4e-3, marks=pytest.mark.slow),  # among the quick tests the guard measures it
     ],
 )
 def test_ours_lose_little(loss, codec, most):

@@ -206,9 +206,9 @@ def test_front_and_worker_take_a_folder(folders, family: str) -> None:
     """What a server's two processes do with it, in this one: the front reads it without torch, the worker warms its engine up."""
     opened, llm = read_model(str(folders(family))), LLM(folders(family))
     assert llm.engine.warm_up() > 0
-    answer = llm.chat(HELLO, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    answer = llm.chat(HELLO, SamplingParams(max_tokens=8, temperature=0.0))
     assert opened.texts.template.render(HELLO) == answer.prompt
-    assert opened.texts.tokenizer.decode(answer.tokens) == answer.text
+    assert opened.texts.tokenizer.encode("Grüße, 你好") == llm.tokenizer.encode("Grüße, 你好")
     assert opened.context == llm.engine.context
 
 
