@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import openai
+from nursery import Forked
 
 HERE = Path(__file__).parent
 CERTIFICATES = httpx.create_ssl_context()
@@ -26,7 +27,7 @@ CERTIFICATES = httpx.create_ssl_context()
 class Server:
     """A running server: its address, its process, and clients for it."""
 
-    def __init__(self, url: str, model: str, process: subprocess.Popen, key: str = "none") -> None:
+    def __init__(self, url: str, model: str, process: subprocess.Popen | Forked, key: str = "none") -> None:
         self.url = url
         self.model = model
         self.process = process
@@ -147,11 +148,8 @@ def fake_server(
 
     log: where its stderr goes; env: variables beside this process's own.
     """
-    command = [sys.executable, str(HERE / "fake_server.py"), *options, "--", *worker]
     with open(log, "wb") if log else nullcontext() as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0 if group else None, env=os.environ | (env or {})
-        )
+        process = Forked([*options, "--", *worker], errors.fileno() if errors else 2, os.environ | (env or {}), group)
     try:
         listening = re.fullmatch(r"listening (\d+)\n", process.stdout.readline())
         assert listening, "the server did not come up; its log above says why"
@@ -196,7 +194,7 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in file.read().split()]
 
 
-def stop(process: subprocess.Popen, seconds: float = 20) -> int:
+def stop(process: subprocess.Popen | Forked, seconds: float = 20) -> int:
     """SIGTERM, and the exit status."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

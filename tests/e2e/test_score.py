@@ -17,7 +17,7 @@ from pitstop.types import Request
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
-LENGTH = 400
+LENGTH = 270
 
 
 def scored(server: Server, prompt: list[int], start: int) -> np.ndarray:

@@ -78,7 +78,7 @@ def test_looked_up_guesses_change_nothing(toy: Path, backend: str) -> None:
 def test_no_codec_sees_a_wrong_guess(toy: Path, codec: str) -> None:
     """Cold, from the prefix cache, in small chunks, under preemption, and gone on with what another engine answered."""
     options = {"codec": codec, "guard": "off", "backend": "cpu"}
-    prompts, params = prompts_and_params(8)
+    prompts, params = prompts_and_params()
     plain = LLM(toy, max_running=1, **options)
     expected = bits(plain.generate(prompts, params))
     store = plain.engine._runner.store
