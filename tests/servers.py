@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
-import openai
 from nursery import Forked
+
+if TYPE_CHECKING:
+    import openai
 
 HERE = Path(__file__).parent
 CERTIFICATES = httpx.create_ssl_context()
@@ -39,6 +42,8 @@ class Server:
 
     @cached_property
     def openai(self) -> openai.OpenAI:
+        import openai  # takes longer than most tests, of which few use it
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60)
 
     @cached_property

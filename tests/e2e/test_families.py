@@ -213,7 +213,7 @@ def test_front_and_worker_take_a_folder(folders, family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [family if family in ("qwen2_moe", "gemma3_text") else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+    "family", [family if family == "gemma3_text" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
 )
 def test_a_folder_is_served(folders, family: str) -> None:
     """With its tokenizer and chat template; the answer is that of the batch API."""

@@ -59,7 +59,7 @@ def assert_some_came(llm: LLM) -> None:
     llm.engine.check()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("ref", marks=pytest.mark.slow)])  # test_bit_exact.py has guesses on both
 def test_looked_up_guesses_change_nothing(toy: Path, backend: str) -> None:
     prompts, params = prompts_and_params(length=150 if backend == "cpu" else 40)
     plain = LLM(toy, backend=backend)
