@@ -14,10 +14,14 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Of several processes each has a core of its own: an engine takes as many threads as there are cores, and threads that wait spin."""
+    """Of several processes each has a core of its own: an engine takes as many threads as there are cores, and threads that wait spin.
+
+    So do torch's, whose number would be that of the cores of the first test that computes anything, which may have them all.
+    """
     if hasattr(config, "workerinput") and CORES:
         number = int(config.workerinput["workerid"].removeprefix("gw"))
         os.sched_setaffinity(0, {CORES[number % len(CORES)]})
+        os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @pytest.fixture
