@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from servers import Server, children, model_server, until
 
-pytestmark = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 STORY = "Once upon a time there was a little engine that "
 SAMPLED = {"temperature": 0.9, "seed": 7, "ignore_eos": True}
