@@ -30,6 +30,7 @@ def check(outcome: Outcome, name: str) -> Check:
     return found
 
 
+@pytest.mark.alone  # in eight seconds there must be eight idle moments
 def test_what_lasts_is_caught_and_what_does_not_passes():
     with fake_server("--lasting", "handles=40", "--lasting", "threads=50", "--lasting", "drift=200") as server:
         seen = []
