@@ -25,7 +25,7 @@ WITS = {"logprobs-tokens-join", "unicode-chinese", "unicode-emoji", "schema-json
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Whose tokens are bytes, so that the same texts need more of them."""
-    with model_server(write_toy_gguf(tmp_path_factory.mktemp("toy") / "toy.gguf", context=2048, tied=False)) as server:
+    with model_server(write_toy_gguf(tmp_path_factory.mktemp("toy") / "toy.gguf", context=2600, tied=False)) as server:
         yield server
 
 
