@@ -152,15 +152,9 @@ def test_toy_matrix_of_stored_kinds(tmp_path: Path, kind: str, activations: str)
     check_matrix(path, longest=150, count=8, backend="cpu", activations=activations)
 
 
-@pytest.mark.parametrize(
-    ("backend", "codec"),
-    [
-        *(("cpu", codec) for codec in CODECS),
-        # Of the reference the one with two pages a segment at first; tests/ops/test_kv_view.py has the others.
-        *(pytest.param("ref", codec, marks=[pytest.mark.slow] * (codec != "int4")) for codec in CODECS),
-    ],
-)
-def test_toy_matrix_of_codecs(wide_toy: Path, backend: str, codec: str) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("ref", marks=pytest.mark.slow)])  # test_kv_view.py has the reference of each
+def test_toy_matrix_of_codecs(wide_toy: Path, codec: str, backend: str) -> None:
     native = backend == "cpu"
     check_matrix(wide_toy, longest=380 if native else 300, count=32 if native else 8, backend=backend, codec=codec, guard="off")
 

@@ -74,7 +74,7 @@ def test_looked_up_guesses_change_nothing(toy: Path, backend: str) -> None:
     assert llm.engine.stats().generated_tokens == plain.engine.stats().generated_tokens
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", [pytest.param(codec, marks=[pytest.mark.slow] * (codec in ("int8", "adaptive8"))) for codec in CODECS])
 def test_no_codec_sees_a_wrong_guess(toy: Path, codec: str) -> None:
     """Cold, from the prefix cache, in small chunks, under preemption, and gone on with what another engine answered."""
     options = {"codec": codec, "guard": "off", "backend": "cpu"}
