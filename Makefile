@@ -34,16 +34,18 @@ model: .venv/installed ## Fetch the default model once, or MODEL=name
 	@$(BIN)/pitstop models pull $(if $(MODEL),"$(MODEL)")
 
 QUICK = not slow and not gpu and not network
-# Two processes, of which the one that is done takes over tests of the other. Tracebacks are plain: reading source for the others fails in
-# Python 3.11 beside a thread that does.
+# Two processes, of which the one that is done takes over tests of the other: long ones come first, lest one is left at the end. Tracebacks are
+# plain: reading source for the others fails in Python 3.11 beside a thread that does.
 TWO = -n 2 --dist worksteal --tb=native
+# Files with such tests: to import all the others takes longer than some of those run.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 # $(1) which tests, $(2) where; what ARGS selects may be none of them (status 5).
 pytest = $(BIN)/python -m pytest -m "$(QUICK) and $(1)" $(2) $(ARGS) || [ $$? = 5 ]
 
 test: .venv/installed-dev model ## Run the tests that need neither a GPU nor much time; ARGS="-k name"
 	$(call pytest,not alone,$(TWO) tests/unit tests/layering)
-	$(call pytest,not alone,$(TWO) tests/ops tests/e2e tests/precision tests/docs)
-	$(call pytest,alone,tests)
+	$(call pytest,not alone,$(TWO) tests/docs tests/e2e tests/precision tests/ops)
+	$(call pytest,alone,$(ALONE))
 
 test-all: .venv/installed-dev model ## Run every test this machine can run
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)

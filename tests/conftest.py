@@ -13,16 +13,16 @@ from pitstop.config import cache_dir
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Of several processes each has a core of its own: an engine takes as many threads as there are cores, and threads that wait spin."""
-    if hasattr(config, "workerinput") and CORES:
-        number = int(config.workerinput["workerid"].removeprefix("gw"))
-        os.sched_setaffinity(0, {CORES[number % len(CORES)]})
+if CORES and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+    # Of several processes each has a core of its own: an engine takes as many threads as there are cores, and threads that wait spin. So do
+    # torch's, which count the cores when they are first imported, be it by another conftest.py: hence here.
+    os.sched_setaffinity(0, {CORES[int(worker.removeprefix("gw")) % len(CORES)]})
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @pytest.fixture
 def all_cores() -> Iterator[None]:
-    """For threads that are to run side by side, whatever pytest_configure has set."""
+    """For threads that are to run side by side, also where each process has but one core."""
     if not CORES:
         yield
         return

@@ -42,10 +42,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import numpy as np
 from toys import byte_tokens, toy_vocabulary
 
 from pitstop.config import Adapter
@@ -67,6 +67,9 @@ from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.kv.capacity import Capacity
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import Logprob, Output, Request
+
+if TYPE_CHECKING:
+    import numpy as np  # half of what a start takes, and few workers need it
 
 CONTEXT = 512
 END = 2
@@ -293,6 +296,8 @@ class Model:
 
 def fake_logits(prompt: list[int], start: int, perturb: float = 0.0) -> np.ndarray:
     """[len(prompt) - start, vocab] fp32, each row drawn from the tokens up to its position; perturb: how much noise is added."""
+    import numpy as np
+
     rows = []
     for position in range(start, len(prompt)):
         draw = np.random.default_rng(prompt[: position + 1])
@@ -303,6 +308,8 @@ def fake_logits(prompt: list[int], start: int, perturb: float = 0.0) -> np.ndarr
 
 def fake_vector(prompt: list[int], pooling: str) -> np.ndarray:
     """[WIDTH] fp32, drawn from the tokens and the way of pooling; not finite for a prompt of nothing but token 0."""
+    import numpy as np
+
     draw = np.random.default_rng([*prompt, len(pooling)]).normal(0, 1, WIDTH).astype("<f4")
     return draw * np.float32("nan") if not any(prompt) else draw
 

@@ -1,5 +1,6 @@
 """Bit-exact answers: tokens and log-probabilities of a request do not depend on its batch, on chunking, on the prefix cache or on
-preemption. The toy model runs the whole matrix on both backends, the default model on the native kernels."""
+preemption. The toy model runs the whole matrix on both backends, the default model on the native kernels: a batch in chunks, and, among
+the slow tests, all of it."""
 
 from __future__ import annotations
 
@@ -100,9 +101,14 @@ def check_matrix(path: Path, longest: int, count: int, **options) -> None:
     expected, segments = one_by_one(alone, prompts, params)
     assert all(len(tokens) == 12 and len(scores) == 12 for tokens, scores in expected)
     most = len(segments)
-    llm = LLM(path, **options)
-    assert bits(llm.generate(prompts, params)) == expected, f"a batch of {count}"
-    same_bytes(llm, segments, most, f"a batch of {count}")
+    for chunk in (512, 64, 16):
+        llm, way = LLM(path, prefill_chunk=chunk, **options), f"a batch of {count}, chunk {chunk}"
+        assert bits(llm.generate(prompts, params)) == expected, f"{way}, cold prefix cache"
+        same_bytes(llm, segments, most, f"{way}, cold prefix cache")
+        warm = llm.generate(prompts, params)
+        assert sum(output.cached_tokens for output in warm) > 0.5 * sum(map(len, prompts)), "the prefix cache was not used"
+        assert bits(warm) == expected, f"{way}, warm prefix cache"
+        same_bytes(llm, segments, most, f"{way}, warm prefix cache")
     with foresight(prompts, [tokens for tokens, _ in expected]):
         llm = LLM(path, speculate=4, **options)
         assert bits(llm.generate(prompts, params)) == expected, "with guesses"
@@ -110,14 +116,6 @@ def check_matrix(path: Path, longest: int, count: int, **options) -> None:
         stats = llm.engine.stats()
         assert 0 < stats.accepted_tokens < stats.guessed_tokens, "with guesses: all or none came true"
     assert bits(LLM(path, prefix_cache=False, **options).generate(prompts, params)) == expected, "without a prefix cache"
-    for chunk in (16, 64, 512):
-        llm = LLM(path, prefill_chunk=chunk, **options)
-        assert bits(llm.generate(prompts, params)) == expected, f"chunk {chunk}, cold prefix cache"
-        same_bytes(llm, segments, most, f"chunk {chunk}, cold prefix cache")
-        warm = llm.generate(prompts, params)
-        assert sum(output.cached_tokens for output in warm) > 0.5 * sum(map(len, prompts)), "the prefix cache was not used"
-        assert bits(warm) == expected, f"chunk {chunk}, warm prefix cache"
-        same_bytes(llm, segments, most, f"chunk {chunk}, warm prefix cache")
     memory = memory_for(alone, tokens=longest + 12, tails=7)
     llm = LLM(path, memory=memory, max_running=4, prefill_chunk=128, cached_tails=0, **options)
     assert bits(llm.generate(prompts, params)) == expected, "with preemption"
@@ -155,14 +153,28 @@ def test_toy_matrix_of_stored_kinds(tmp_path: Path, kind: str, activations: str)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("ref", marks=pytest.mark.slow)])  # test_kv_view.py has the reference of each
 def test_toy_matrix_of_codecs(wide_toy: Path, codec: str, backend: str) -> None:
     native = backend == "cpu"
     check_matrix(wide_toy, longest=380 if native else 300, count=32 if native else 8, backend=backend, codec=codec, guard="off")
 
 
 @pytest.mark.model
+def test_default_model_in_a_batch_and_in_chunks(model_path: Path) -> None:
+    """At real widths, what a batch-dependent op would change. The whole matrix takes two minutes, and fewer requests preempt nothing."""
+    alone = LLM(model_path, max_running=1, backend="cpu")
+    prompts, params = prompts_and_params(alone.engine.vocab_size, 200, 8)
+    expected, segments = one_by_one(alone, prompts, params)
+    llm = LLM(model_path, prefill_chunk=64, backend="cpu")
+    for way in ("cold", "warm"):
+        assert bits(llm.generate(prompts, params)) == expected, f"{way} prefix cache"
+        same_bytes(llm, segments, len(segments), f"{way} prefix cache")
+    assert len(segments) >= 4
+
+
+@pytest.mark.model
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_default_model_matrix(model_path: Path) -> None:
     check_matrix(model_path, longest=260, count=32, backend="cpu")
 
@@ -280,7 +292,7 @@ def test_a_planted_batch_dependent_reduction_is_seen(toy: Path, monkeypatch: pyt
             return exact_attend(self, q, *rest) * (1 + 2**-23 * (len(q) > 1))
 
         monkeypatch.setattr(Segmented, "attend", planted)
-    with pytest.raises(AssertionError, match=r"a batch of 8|chunk"):
+    with pytest.raises(AssertionError, match=r"a batch of 8"):
         check_matrix(toy, longest=150, count=8, backend="cpu")
 
 
@@ -293,7 +305,7 @@ def test_a_planted_byte_that_depends_on_the_batch_is_seen(wide_toy: Path, monkey
         pages[items[items[:, 4] >= 0, 4].long(), -1] = len(items)
 
     monkeypatch.setattr(Segmented, "encode", planted)
-    with pytest.raises(AssertionError, match=r"a batch of 8: segments that end at .* are stored with other bits"):
+    with pytest.raises(AssertionError, match=r"a batch of 8, chunk 512, .*: segments that end at .* are stored with other bits"):
         check_matrix(wide_toy, longest=150, count=8, backend="ref", codec="adaptive8", guard="off")
 
 

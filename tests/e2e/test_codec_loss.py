@@ -1,4 +1,7 @@
-"""What each codec costs on the default model, where prose turns into code: KL divergence from the 16-bit cache, scored after the turn."""
+"""What each codec costs on the default model, where prose turns into code: KL divergence from the 16-bit cache, scored after the turn.
+
+Among the quick tests the guard (test_guard.py) measures toys and the default model on less text.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pitstop import LLM, SamplingParams
 from pitstop.stats import kl_divergence
 from pitstop.types import Request
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 PROSE = (Path(__file__).parents[2] / "LICENSE").read_text()
 CODE = inspect.getsource(argparse)
@@ -51,20 +54,11 @@ def loss(logits):
     return lambda codec: float(kl_divergence(logits("raw16"), logits(codec)).mean())
 
 
-@pytest.mark.parametrize(
-    ("codec", "most"),
-    [
-        ("int8", 1e-4),
-        pytest.param("k8v4", 2e-3, marks=pytest.mark.slow),
-        pytest.param("k5v4", 2e-3, marks=pytest.mark.slow),
-        ("int4", 4e-3),
-    ],
-)
+@pytest.mark.parametrize(("codec", "most"), [("int8", 1e-4), ("k8v4", 2e-3), ("k5v4", 2e-3), ("int4", 4e-3)])
 def test_ours_lose_little(loss, codec, most):
     assert 0 < loss(codec) < most
 
 
-@pytest.mark.slow
 def test_open_loop_differences_drift_and_closed_loop_ones_do_not(loss):
     """The account's older scheme, in the form in which its errors add up, is 50 times worse than in the form in which they do not."""
     opened, closed = loss("delta8-open"), loss("delta8")
@@ -74,6 +68,5 @@ def test_open_loop_differences_drift_and_closed_loop_ones_do_not(loss):
     assert opened > 50 * closed
 
 
-@pytest.mark.slow
 def test_one_range_a_segment_is_worse_than_a_range_a_channel(loss):
     assert loss("adaptive8") > 5 * loss("int8")

@@ -14,6 +14,8 @@ from test_stored_kinds import EXACT_PATH
 from tiny_compressed import ROUNDED, write_compressed
 from transformers import AutoModelForCausalLM
 
+from pitstop.pool.texts import read_model
+
 GROUPED = {"num_bits": 4, "strategy": "group"}
 SCHEMES = {
     "INT4 by 32": (GROUPED | {"group_size": 32}, "INT4 by 32", torch.float16),
@@ -74,6 +76,14 @@ def test_activations_stay_exact_and_the_operator_reads_so(tmp_path: Path) -> Non
     assert any("asks for activations rounded to 8 bits" in line for line in llm.engine.notes())
 
 
+def test_the_front_reads_one(tmp_path: Path) -> None:
+    """Without torch, as the server's front does: its words, and its size in fp32 beside that in 4 bits."""
+    opened = read_model(str(write_compressed(tmp_path / "tiny", SCHEMES["INT4 by 128, bf16"][0], torch.bfloat16, **SIZES)))
+    assert opened.texts.tokenizer.decode(opened.texts.tokenizer.encode("Hello")) == "Hello"
+    assert 0 < opened.stored < opened.wide / 2
+
+
+@pytest.mark.slow
 def test_one_is_served(tmp_path: Path) -> None:
     folder = write_compressed(tmp_path / "tiny", SCHEMES["INT4 by 128, bf16"][0], torch.bfloat16, **SIZES)
     with model_server(folder) as server:

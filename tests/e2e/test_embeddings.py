@@ -337,8 +337,9 @@ def test_a_server_embeds_by_the_adapter_that_is_named(adapted: tuple[Path, Path,
         refused(server.post("/v1/embeddings", {"model": "yours", "input": "x"}), 404, "model")
 
 
+@pytest.mark.slow  # of a toy's answers and vectors in one batch, and of a tiny model's through a server, the quick tests tell
 @pytest.mark.model
-@pytest.mark.parametrize("pooling", [pytest.param("last", marks=pytest.mark.slow), "mean"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_the_default_model_embeds_beside_its_answers(model_path: Path, pooling: str) -> None:
     with model_server(model_path, "--pooling", pooling, "--context", "1024") as server:
         alone = server.chat("Count to ten.", max_tokens=30).json()["choices"][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from pitstop import LLM, SamplingParams
 from pitstop.engine import llm as llm_module
 from pitstop.models import families
 from pitstop.models.weights.source import open_model
+from pitstop.pool.texts import read_model
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
@@ -61,6 +63,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.fixture(scope="module")
+def expected(folders) -> Callable[[str], np.ndarray]:
+    """A family's reference logits of `prompt()`, computed once."""
+    return cache(lambda family: reference_logits(folders(family), prompt()))
+
+
 def prompt() -> list[int]:
     return torch.randint(3, 259, (LENGTH,), generator=torch.Generator().manual_seed(7)).tolist()
 
@@ -90,8 +98,8 @@ def documented() -> dict[str, tuple[str, float]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_match(folders, family: str) -> None:
-    found = difference(prompt_logits(exact(folders(family)), prompt()), reference_logits(folders(family), prompt()))
+def test_logits_match(folders, expected, family: str) -> None:
+    found = difference(prompt_logits(exact(folders(family)), prompt()), expected(family))
     print(f"{family}: max difference of logits {found:.1e} of the largest")
     assert found <= documented()[family][1] <= MAX_DIFFERENCE
 
@@ -120,14 +128,14 @@ def each_fault() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("family", "field", "inner"), each_fault())
-def test_a_planted_fault_is_seen(folders, family: str, field: str, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_seen(folders, expected, family: str, field: str, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_model(folders(family))
     wrong = FAULTS[family][field]
     if inner:
         wrong = replace(getattr(source.config, field), **{inner: wrong[inner]})
     source.config = replace(source.config, **{field: wrong})
     monkeypatch.setattr(llm_module, "open_model", lambda path: source)
-    found = difference(prompt_logits(exact(folders(family)), prompt()), reference_logits(folders(family), prompt()))
+    found = difference(prompt_logits(exact(folders(family)), prompt()), expected(family))
     assert found > 50 * MAX_DIFFERENCE, found
 
 
@@ -190,11 +198,27 @@ def test_text_in_and_out(folders) -> None:
     assert 1 <= len(answer.tokens) <= 8
 
 
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
+def test_front_and_worker_take_a_folder(folders, family: str) -> None:
+    """What a server's two processes do with it, in this one: the front reads it without torch, the worker warms its engine up."""
+    opened, llm = read_model(str(folders(family))), LLM(folders(family))
+    assert llm.engine.warm_up() > 0
+    answer = llm.chat(HELLO, SamplingParams(max_tokens=8, temperature=0.0))
+    assert opened.texts.template.render(HELLO) == answer.prompt
+    assert opened.texts.tokenizer.encode("Grüße, 你好") == llm.tokenizer.encode("Grüße, 你好")
+    assert opened.context == llm.engine.context
+
+
+@pytest.mark.parametrize(
+    "family", [family if family == "gemma3_text" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+)
 def test_a_folder_is_served(folders, family: str) -> None:
     """With its tokenizer and chat template; the answer is that of the batch API."""
-    expected = LLM(folders(family)).chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8, temperature=0.0))
+    answer = LLM(folders(family)).chat(HELLO, SamplingParams(max_tokens=8, temperature=0.0))
     with model_server(folders(family)) as server:
-        answer = server.chat("Hello").json()
-        assert answer["choices"][0]["message"]["content"] == expected.text
-        assert answer["usage"]["prompt_tokens"] == len(expected.prompt)
+        served = server.chat("Hello").json()
+        assert served["choices"][0]["message"]["content"] == answer.text
+        assert served["usage"]["prompt_tokens"] == len(answer.prompt)

@@ -23,6 +23,7 @@ from pitstop.models.families import grok1
 from pitstop.models.keys import Keys
 from pitstop.models.weights.grok1 import leaves
 from pitstop.models.weights.source import open_model
+from pitstop.pool.texts import read_model
 
 WRITE = {"grok1": write_grok1, "grok2": write_grok2}
 INT16_DIFFERENCE = 1e-4
@@ -128,10 +129,19 @@ def test_grok1_is_served_by_its_own_tokenizer(folders) -> None:
         assert "has no chat template" in server.chat("Hello").json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_grok2_is_served(folders) -> None:
     expected = LLM(folders("grok2")).chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8, temperature=0.0))
     with model_server(folders("grok2")) as server:
         assert server.chat("Hello").json()["choices"][0]["message"]["content"] == expected.text
+
+
+@pytest.mark.parametrize("family", WRITE)
+def test_the_front_reads_them(folders, family: str) -> None:
+    """Without torch, as the server's front does."""
+    opened, llm = read_model(str(folders(family))), LLM(folders(family))
+    assert opened.context == llm.engine.context
+    assert opened.texts.tokenizer.encode("Grüße, 你好") == llm.tokenizer.encode("Grüße, 你好")
 
 
 # ---- layouts

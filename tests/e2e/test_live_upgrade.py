@@ -14,7 +14,7 @@ import pytest
 import toy_gguf
 from servers import Server, assert_books_balance, model_server, until
 
-pytestmark = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 ENDS = ("done", "rolled_back", "cancelled")
 STORY = "Once upon a time there was a little engine that could, and it went up the hill. "

@@ -180,12 +180,13 @@ def check_mixed(path: Path, pair: dict[str, Path], longest: int, count: int, **o
     llm.engine.check()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("ref", marks=pytest.mark.slow)])  # test_accumulate.py has both
 def test_two_adapters_and_the_base_equal_each_alone(toy: Path, pair: dict[str, Path], backend: str) -> None:
     native = backend == "cpu"
     check_mixed(toy, pair, longest=300 if native else 140, count=20 if native else 6, backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_two_adapters_and_the_base_equal_each_alone_on_the_default_model(model_path: Path, tmp_path: Path) -> None:

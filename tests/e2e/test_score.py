@@ -1,4 +1,4 @@
-"""POST /admin/score on the default model: the bits of ordinary prefill and of decoding, whatever runs beside and whatever was cached."""
+"""POST /admin/score on a toy, and on the default model: the bits of prefill and of decoding, whatever runs beside, whatever was cached."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from logits import kept_logits
 from servers import Server, model_server
+from toy_gguf import write_toy_gguf
 
 from pitstop import LLM, SamplingParams
 from pitstop.server.score import HEADER
 from pitstop.types import Request
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
-LENGTH = 400
+LENGTH = 270
 
 
 def scored(server: Server, prompt: list[int], start: int) -> np.ndarray:
@@ -39,8 +38,19 @@ def in_process(model_path: Path, prompt: list[int], codec: str) -> tuple[np.ndar
     return rows[: len(prompt)], rows[len(prompt) - 1 :]
 
 
-@pytest.mark.parametrize("codec", [pytest.param("raw16", marks=pytest.mark.slow), "int4"])
-def test_the_logits_are_those_of_prefill_and_of_decoding(model_path: Path, codec: str):
+def test_the_logits_are_those_of_prefill_and_of_decoding(tmp_path: Path):
+    check(write_toy_gguf(tmp_path / "toy.gguf", tied=False, head_dim=32), "int4")
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("codec", ["raw16", "int4"])
+def test_so_are_the_default_models(model_path: Path, codec: str):
+    check(model_path, codec)
+
+
+def check(model_path: Path, codec: str) -> None:
     with model_server(model_path, "--kv", codec, "--context", "1024", "--admin", "--kv-guard", "off") as server:
         prompt = server.post("/tokenize", {"prompt": TEXT}).json()["tokens"][:LENGTH]
         alone = server.complete(prompt[:50], max_tokens=60).json()["choices"][0]

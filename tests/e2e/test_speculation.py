@@ -59,7 +59,7 @@ def assert_some_came(llm: LLM) -> None:
     llm.engine.check()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("ref", marks=pytest.mark.slow)])  # test_bit_exact.py has guesses on both
 def test_looked_up_guesses_change_nothing(toy: Path, backend: str) -> None:
     prompts, params = prompts_and_params(length=150 if backend == "cpu" else 40)
     plain = LLM(toy, backend=backend)
@@ -74,11 +74,11 @@ def test_looked_up_guesses_change_nothing(toy: Path, backend: str) -> None:
     assert llm.engine.stats().generated_tokens == plain.engine.stats().generated_tokens
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", [pytest.param(codec, marks=[pytest.mark.slow] * (codec in ("int8", "adaptive8"))) for codec in CODECS])
 def test_no_codec_sees_a_wrong_guess(toy: Path, codec: str) -> None:
     """Cold, from the prefix cache, in small chunks, under preemption, and gone on with what another engine answered."""
     options = {"codec": codec, "guard": "off", "backend": "cpu"}
-    prompts, params = prompts_and_params(8)
+    prompts, params = prompts_and_params()
     plain = LLM(toy, max_running=1, **options)
     expected = bits(plain.generate(prompts, params))
     store = plain.engine._runner.store
@@ -251,4 +251,4 @@ def test_a_server_that_guesses_answers_as_one_that_does_not(toy: Path) -> None:
         assert choice["logprobs"]["token_logprobs"] == [score.logprob for score in expected.choices[0].logprobs[:shown]]
         assert server.metric("pitstop_generated_tokens_total") == len(expected.tokens)
         assert 0 <= server.metric("pitstop_accepted_tokens_total") <= server.metric("pitstop_guessed_tokens_total")
-        assert any("Guessing ahead: up to 4 tokens" in server.process.stdout.readline() for _ in range(5))
+        assert any("Guessing ahead: up to 4 tokens" in line for line in server.printed)

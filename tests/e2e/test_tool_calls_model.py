@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import pytest
 from servers import Server
 
@@ -66,6 +65,8 @@ def test_responses(server: Server):
 
 @pytest.mark.slow
 def test_messages(server: Server):
+    import anthropic
+
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     tools = [{"name": "get_weather", "input_schema": SCHEMA}]
     fields = {"messages": QUESTION, "tools": tools, "tool_choice": {"type": "any"}, "max_tokens": 120, "extra_body": {"temperature": 0}}

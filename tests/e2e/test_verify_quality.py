@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -74,6 +75,7 @@ def test_configurations_are_served_for_it_and_stopped(tmp_path: Path, capsys: py
     monkeypatch.setenv("PITSTOP_API_KEYS", "not for these")
     monkeypatch.setenv("PITSTOP_ADMIN_KEY", "nor this")
     options = ["--text", str(tmp_path / "text.txt"), "--windows", "1", "--json", str(tmp_path / "out.json")]
+    monkeypatch.setattr("pitstop.verify.quality.Plan", partial(Plan, items=SHORT.items, prompts=SHORT.prompts, answer_tokens=32))
     common = f"{toy} --kv-memory 64MiB --kv-guard off"
     monkeypatch.setattr(sys, "argv", ["pitstop", "verify", "quality", common, f"{common} --kv int4", *options])
     before = psutil.Process(os.getpid()).children(recursive=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -33,9 +34,15 @@ def planned(codec: str, chip: str, step: str, heads: Heads = EIGHT) -> Plan:
     return chosen
 
 
-def check(codec: str, chip: str, step: str, heads: Heads = EIGHT, scores: Scores | None = None) -> None:
-    chosen = planned(codec, chip, step, heads)
-    compiled = ahead.compile_plan(chosen, heads, codecs.get(codec).layout, CHIPS[chip], scores)
+@cache
+def as_planned(codec: str, chip: str, step: str, heads: Heads = EIGHT, scores: Scores | None = None) -> compiler.Compiled:
+    """Several tests look at the same one."""
+    return ahead.compile_plan(planned(codec, chip, step, heads), heads, codecs.get(codec).layout, CHIPS[chip], scores)
+
+
+def check(codec: str, chip: str, step: str, *shape: Heads | Scores) -> None:
+    """shape: what `as_planned` takes."""
+    chosen, compiled = planned(codec, chip, step, *shape[:1]), as_planned(codec, chip, step, *shape)
     assert compiler.objections(compiled, chosen, CHIPS[chip]) == []
     assert compiler.resident(compiled, chosen, CHIPS[chip]) >= 1
 
@@ -60,25 +67,20 @@ def test_the_grid_compiles_as_planned(codec, chip, step, heads):
 @pytest.mark.parametrize("scores", [Scores(1.0, window=4096), Scores(1.0, softcap=30.0, temperature_length=1024)], ids=["window", "cap"])
 def test_windows_and_caps_compile_as_planned(chip, scores):
     for step in SPANS:
-        check("raw16", chip, step, scores=scores)
+        check("raw16", chip, step, EIGHT, scores)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_bits_do_not_depend_on_the_plan(chip):
     """What sums are made of is the same in every tile (the interpreter cannot see tensor cores)."""
-    found = set()
-    for step in SPANS:
-        chosen = planned("raw16", chip, step)
-        found.add(ahead.arithmetic(ahead.compile_plan(chosen, EIGHT, codecs.get("raw16").layout, CHIPS[chip])))
-    assert len(found) == 1
+    assert len({ahead.arithmetic(as_planned("raw16", chip, step)) for step in SPANS}) == 1
 
 
 def test_other_warps_would_change_bits():
     chosen = planned("raw16", "sm_80", "decode")
-    first, second = (
-        ahead.arithmetic(ahead.compile_plan(replace(chosen, warps=warps), EIGHT, codecs.get("raw16").layout, A100)) for warps in (8, 4)
-    )
-    assert first != second
+    assert chosen.warps == 8
+    other = ahead.compile_plan(replace(chosen, warps=4), EIGHT, codecs.get("raw16").layout, A100)
+    assert ahead.arithmetic(other) != ahead.arithmetic(as_planned("raw16", "sm_80", "decode"))
 
 
 def test_planted_faults_are_objected_to():
@@ -90,14 +92,11 @@ def test_planted_faults_are_objected_to():
     assert any("are spilled" in reason for reason in compiler.objections(ahead.compile_plan(wide, EIGHT, raw, H200), wide, H200))
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_the_planner_s_tile_has_fewer_bank_conflicts_than_the_fixed_one(chip):
     layout = codecs.get("int4").layout
-    counts = []
-    for choose in (plan, fixed):
-        chosen = choose(SPANS["decode"], EIGHT, layout, CHIPS[chip])
-        counts.append(compiler.conflicts(ahead.compile_plan(chosen, EIGHT, layout, CHIPS[chip]))[0])
-    assert counts[0] < counts[1]
+    other = ahead.compile_plan(fixed(SPANS["decode"], EIGHT, layout, CHIPS[chip]), EIGHT, layout, CHIPS[chip])
+    assert compiler.conflicts(as_planned("int4", chip, "decode"))[0] < compiler.conflicts(other)[0]
 
 
 # ---- the models of the compiled form, by hand

@@ -16,19 +16,24 @@ from pitstop.ops.attention import triton
 PROGRAM = "interpreted_attention.py"
 
 
-def wrong(check: str) -> tuple[dict[str, float], int]:
+def wrong(errors: dict[str, float]) -> tuple[dict[str, float], int]:
     """The errors that are too large, and how many there are in all."""
-    errors = interpret(PROGRAM, check)[check]
     return {name: error for name, error in errors.items() if not error <= triton.TOLERANCE}, len(errors)
 
 
-def test_answers_are_the_reference_s():
-    assert wrong("layouts") == ({}, 5)
+@pytest.fixture(scope="module")
+def checks() -> dict[str, dict[str, float]]:
+    """The answers that several tests look at, of one process."""
+    return interpret(PROGRAM, "layouts", "splits", "edge")
+
+
+def test_answers_are_the_reference_s(checks):
+    assert wrong(checks["layouts"]) == ({}, 5)
 
 
 @pytest.mark.slow
 def test_answers_with_windows_and_caps_are_the_reference_s():
-    assert wrong("scores") == ({}, 7)
+    assert wrong(interpret(PROGRAM, "scores")["scores"]) == ({}, 7)
 
 
 @pytest.mark.slow
@@ -45,8 +50,8 @@ def test_what_no_row_sees_changes_no_bit():
     assert {name: count for name, count in found.items() if count} == {}
 
 
-def test_bits_do_not_depend_on_how_blocks_share_rows():
-    found = interpret(PROGRAM, "splits")["splits"]
+def test_bits_do_not_depend_on_how_blocks_share_rows(checks):
+    found = checks["splits"]
     whole = {name: error for name, error in found.items() if name.endswith("whole")}
     assert len(whole) == 2
     assert max(whole.values()) <= 0.01
@@ -73,9 +78,9 @@ def test_planted_faults_show(fault):
     assert any(not error <= triton.TOLERANCE * 2 for error in found.values()), found
 
 
-def test_a_wrong_mask_edge_shows():
+def test_a_wrong_mask_edge_shows(checks):
     old, new, _ = FAULTS["a window that is one too wide"]
-    assert interpret(PROGRAM, "edge")["edge"]["window of one"] <= triton.TOLERANCE
+    assert checks["edge"]["window of one"] <= triton.TOLERANCE
     assert interpret(PROGRAM, "--plant", old, new, "edge")["edge"]["window of one"] > 10 * triton.TOLERANCE
 
 

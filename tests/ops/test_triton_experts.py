@@ -17,18 +17,22 @@ def wrong(found: dict[str, float]) -> dict[str, float]:
     return {name: figure for name, figure in found.items() if not figure <= (TOLERANCE if name.endswith(": weights") else 0)}
 
 
-def test_routes_are_the_reference_s():
-    found = interpret(PROGRAM, "routes")["routes"]
-    assert len(found) == 18
-    assert wrong(found) == {}
+@pytest.fixture(scope="module")
+def checks() -> dict[str, dict[str, float]]:
+    """The answers that the quick tests look at, of one process."""
+    return interpret(PROGRAM, "routes", "mixtures", "tiles")
 
 
-def test_mixtures_are_products_one_by_one_in_any_company():
-    found = interpret(PROGRAM, "mixtures", "tiles")
-    assert len(found["mixtures"]) == 5
-    assert wrong(found["mixtures"]) == {}
-    assert found["tiles"].pop("tiles") >= 8 + 2, "one of the eight experts has 40 rows, in tiles of 16"
-    assert wrong(found["tiles"]) == {}
+def test_routes_are_the_reference_s(checks):
+    assert len(checks["routes"]) == 18
+    assert wrong(checks["routes"]) == {}
+
+
+def test_mixtures_are_products_one_by_one_in_any_company(checks):
+    assert len(checks["mixtures"]) == 5
+    assert wrong(checks["mixtures"]) == {}
+    assert checks["tiles"].pop("tiles") >= 8 + 2, "one of the eight experts has 40 rows, in tiles of 16"
+    assert wrong(checks["tiles"]) == {}
 
 
 @pytest.mark.slow

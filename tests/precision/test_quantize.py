@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from servers import model_server
 from tiny_models import write_tiny_model
 
 import pitstop.cli
+from pitstop import LLM, SamplingParams
 from pitstop.errors import ConfigError
 from pitstop.models.weights.source import open_model
+from pitstop.pool.texts import read_model
 from pitstop.precision import quantize as quantising
 from pitstop.precision import training
 from pitstop.precision.quantize import Wish, quantize
@@ -45,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return ended.value.code or 0, captured.out, captured.err
 
 
-def test_a_model_in_8_bits_is_near_and_served(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_in_8_bits_is_near_and_answers(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, model, tmp_path / "out", "--bits", 8)
     assert status == 0
     assert out.splitlines()[0].split()[:5] == ["perplexity", "KL", "mean", "KL", "99.9"]
@@ -57,8 +58,10 @@ def test_a_model_in_8_bits_is_near_and_served(model: Path, tmp_path: Path, capsy
     assert report["command"] == f"pitstop quantize {model} {tmp_path / 'out'} --bits 8"
     assert report["measured_on"]["text"] == "built-in, short"
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
-    with model_server(tmp_path / "out") as server:
-        assert server.chat("Hello").json()["usage"]["completion_tokens"] > 0
+    opened, llm = read_model(str(tmp_path / "out")), LLM(tmp_path / "out")  # as a server's front and worker do
+    answer = llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=8))
+    assert opened.texts.template.render([{"role": "user", "content": "Hello"}]) == answer.prompt
+    assert answer.tokens
 
 
 def test_training_wins_loss_back_and_says_how_much(model: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:

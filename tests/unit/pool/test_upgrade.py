@@ -32,7 +32,7 @@ async def upgraded(pool: Pool, wait: bool = True, **wish) -> Upgrade:
 
 
 class Load:
-    """Clients that ask without a pause, a slow stream and a short answer each; every answer must be complete."""
+    """Clients that ask again and again, a slow stream and a short answer each; every answer must be complete."""
 
     def __init__(self, pool: Pool) -> None:
         self.answers = 0
@@ -45,6 +45,7 @@ class Load:
             assert await answer(ask(self._pool, "count #slow 2#", max_tokens=60)) == (COUNT[:60], "length")
             assert await answer(ask(self._pool, "#say short#")) == ("short", "stop")
             self.answers += 2
+            await asyncio.sleep(0.02)  # what is started beside them shares their core
 
     async def stop(self) -> None:
         self._stop = True

@@ -18,8 +18,6 @@ from pitstop.kv.capacity import Capacity
 from pitstop.pool.watchdog import FACTOR, TICK, Vitals, Watch
 from pitstop.types import Request, SamplingParams
 
-pytestmark = pytest.mark.alone
-
 
 def watch(seconds_a_unit: float = 0.001, attended_cost: float = 0.0) -> Watch:
     return Watch(Ready(1, 8192, Capacity(1, 1, 1.0), 100, [], attended_cost, seconds_a_unit), prefill_chunk=512, floor=2.0)

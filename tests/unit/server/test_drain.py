@@ -89,12 +89,12 @@ def test_an_idle_connection_gets_a_last_answer_and_is_told_to_go():
 
 def test_post_admin_drain_is_the_same_as_sigterm():
     with fake_server("--admin", "--admin-key", "boss", "--key", "user", key="user") as server:
-        with open_stream(server, "#slow 20##say one two three#") as events:
+        with open_stream(server, "#slow 60##say one two three#") as events:
             for key in ("user", "wrong"):
-                refused(httpx.post(server.url + "/admin/drain", headers={"Authorization": f"Bearer {key}"}), 401)
+                refused(server.http.post("/admin/drain", headers={"Authorization": f"Bearer {key}"}), 401)
             assert server.http.get("/readyz").status_code == 200
             for _ in range(2):
-                answer = httpx.post(server.url + "/admin/drain", headers={"Authorization": "Bearer boss"})
+                answer = server.http.post("/admin/drain", headers={"Authorization": "Bearer boss"})
                 assert (answer.status_code, answer.json()) == (202, {"status": "draining"})
                 assert server.http.get("/readyz").json() == {"status": "draining"}
             refused(server.complete("x"), 503, code="unavailable")

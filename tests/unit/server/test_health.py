@@ -18,8 +18,6 @@ from servers import Server, children, fake_server, gone, open_stream, refused, u
 from pitstop.config import HealthConfig
 from pitstop.server.canary import ANSWER, PROMPT, Health, question
 
-pytestmark = pytest.mark.alone
-
 OFTEN = ("--health-interval", "0.2", "--health-timeout", "0.5")
 
 

@@ -18,8 +18,6 @@ from pitstop.pool import Stream
 from pitstop.pool.stream import MAX_BACKLOG, Delta
 from pitstop.server.connection import RESERVE
 
-pytestmark = pytest.mark.alone
-
 HEAD_TIMEOUT, STALL_TIMEOUT, CONNECTIONS = 0.5, 0.5, 20
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

@@ -278,8 +278,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_results_become_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = outcomes.every_kind(), outcomes.every_kind(outcomes.THEIRS)
-    bad = msgspec.structs.replace(bad, checks=[Check(name="load.x", passed=False, reason="no")])
+    good, bad = outcomes.outcome(), outcomes.outcome(target=outcomes.THEIRS, checks=[Check(name="load.x", passed=False, reason="no")])
     _, first, _ = write(assemble(["pitstop", "a"], [good]), tmp_path / "a")
     (second := tmp_path / "b.json").write_bytes(msgspec.json.encode(bad))  # one tier's outcome, as `verify load --json` writes it
     page = tmp_path / "page.html"

@@ -14,8 +14,6 @@ from pitstop.verify.load.client import Client
 from pitstop.verify.load.null_server import events
 from pitstop.verify.load.records import Dialect, Job, Record, Work
 
-pytestmark = pytest.mark.alone
-
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 JOB = Job(3, 0.5, "short", "Hello", 4)
 

@@ -12,18 +12,16 @@ from servers import Server, fake_server
 
 from pitstop.errors import ConfigError, TargetError
 from pitstop.stats.intervals import rank_percentile
-from pitstop.verify.load import Plan, Schedule, run, run_find_max
+from pitstop.verify.load import Plan, Schedule, run, run_find_max, session
 from pitstop.verify.load.arrivals import arrivals
 from pitstop.verify.load.driving import drive
-from pitstop.verify.load.headroom import Needs, measure_client
+from pitstop.verify.load.headroom import Headroom, Needs, measure_client
 from pitstop.verify.load.mix import Mix, Shape
 from pitstop.verify.load.records import Dialect, Job, Record, Work
 from pitstop.verify.load.texts import Prompts, read_source
 from pitstop.verify.outcome import Outcome
 from pitstop.verify.slo import LoadLimits
 from pitstop.verify.target import Target, connect
-
-pytestmark = pytest.mark.alone
 
 TINY = Mix([Shape("short", 0.8, 40, 8), Shape("long", 0.2, 90, 16)])
 EASY = LoadLimits(e2e_p95_ms=2000, within_ms=4000, ttft_p95_ms=2000, itl_p95_ms=2000)
@@ -74,16 +72,17 @@ def test_a_clean_server_passes_twenty_times_in_twenty(clean: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "caught"),
+    ("fault", "requests", "caught"),
     [
-        ("slow-first=2100", {"load.e2e_p95_ms", "load.ttft_p95_ms"}),
-        ("drop=5", {"load.error_share", "load.within_share", "load.e2e_p95_ms"}),
-        ("pairs", {"load.tokens"}),
+        ("slow-first=2100", 8, {"load.e2e_p95_ms", "load.ttft_p95_ms"}),
+        ("drop=5", 30, {"load.error_share", "load.within_share", "load.e2e_p95_ms"}),
+        ("pairs", 30, {"load.tokens"}),
     ],
 )
-def test_each_fault_is_caught_by_its_check(fault: str, caught: set[str]) -> None:
+def test_each_fault_is_caught_by_its_check(fault: str, requests: int, caught: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "measure_client", lambda needs, *_: Headroom(needs, 1.0, 0.1, 1000.0))  # others measure it
     with fake_server("--fault", fault) as server:
-        outcome = load(server)
+        outcome = load(server, schedule=Schedule("constant", 20, requests=requests))
     assert failed(outcome) == caught
     if fault == "drop=5":
         assert outcome.figures["errors"] == {"cut stream": 6}
@@ -104,17 +103,17 @@ def latencies(server: Server, due: list[float], clients: int = 0, seconds: float
 
 
 def test_a_stall_of_two_seconds_shows_in_p95_of_an_open_loop() -> None:
-    """Of 200 requests in 10 s, 40 are due during the stall, and half of those wait for more than a second of it."""
-    with fake_server("--fault", "stall=3") as server:
-        took = latencies(server, arrivals("constant", 20, 10, 0).tolist())
+    """Of 100 requests in 5 s, 40 are due during the stall, and half of those wait for more than a second of it."""
+    with fake_server("--fault", "stall=1") as server:
+        took = latencies(server, arrivals("constant", 20, 5, 0).tolist())
     assert rank_percentile(took, 95) > 1.0
     assert rank_percentile(took, 50) < 1.0
 
 
 def test_the_same_stall_hides_from_a_closed_loop() -> None:
     """The one client waits, and asks nothing meanwhile: one slow answer among many."""
-    with fake_server("--fault", "stall=3") as server:
-        took = latencies(server, [0.0] * 5000, clients=1, seconds=6)
+    with fake_server("--fault", "stall=1") as server:
+        took = latencies(server, [0.0] * 5000, clients=1, seconds=4.5)
     assert max(took) > 1.0
     assert len(took) > 60
     assert rank_percentile(took, 95) < 1.0

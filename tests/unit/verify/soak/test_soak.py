@@ -21,8 +21,6 @@ from pitstop.verify.soak.counters import METRICS, Counters
 from pitstop.verify.soak.judge import judge
 from pitstop.verify.target import Target, connect
 
-pytestmark = pytest.mark.alone
-
 SHORT = soak.Plan(seconds=3)
 NO_GROWTH = SoakLimits(memory_kb_per_request=None, handles_per_hour=None, threads_per_hour=None)  # seconds cannot tell
 
@@ -32,6 +30,7 @@ def check(outcome: Outcome, name: str) -> Check:
     return found
 
 
+@pytest.mark.alone  # in eight seconds there must be eight idle moments
 def test_what_lasts_is_caught_and_what_does_not_passes():
     with fake_server("--lasting", "handles=40", "--lasting", "threads=50", "--lasting", "drift=200") as server:
         seen = []
