@@ -70,10 +70,11 @@ def _serve(sock: socket.socket, engine, incarnation: int) -> int:
     checked = time.monotonic()
     taken = 0
     while True:
-        ready = select.select([sock], [], [], 0 if engine.busy or engine.adapters.busy else CHECK_INTERVAL)[0]
+        wait = 0 if engine.busy or engine.adapters.busy else CHECK_INTERVAL
         outputs: list[Output] = []
-        begin, work = time.monotonic(), 0.0
-        if ready:
+        begin, work = None, 0.0
+        while select.select([sock], [], [], wait)[0]:  # all that has come: what is cancelled need not wait for another step
+            begin = begin or time.monotonic()
             message = receive(sock, ToWorker)
             if message is None:
                 return 0
@@ -81,10 +82,12 @@ def _serve(sock: socket.socket, engine, incarnation: int) -> int:
                 raise RuntimeError(f"a message that is not for incarnation {incarnation}: {message!r:.100}")
             outputs += _apply(engine, message)
             taken += len(message.submit)
-        elif not engine.busy and time.monotonic() - checked >= CHECK_INTERVAL:
+            wait = 0
+        if begin is None and not engine.busy and time.monotonic() - checked >= CHECK_INTERVAL:
             engine.check()
             checked = time.monotonic()
             continue
+        begin = begin or time.monotonic()
         if engine.busy:
             outputs += engine.step()
             work = engine.work
