@@ -146,7 +146,7 @@ def drawn(vocab: int, columns: int, groups: int, rows: int) -> dict[str, float]:
 
 
 def draws() -> dict[str, float]:
-    return drawn(1, 64, 8, 1) | drawn(300, 128, 8, 3)
+    return drawn(1, 64, 8, 1) | drawn(300, 128, 8, 2)
 
 
 def more_draws() -> dict[str, float]:

@@ -80,6 +80,8 @@ def _picked(logits: torch.Tensor, rows: list[bool]) -> torch.Tensor:
 
 def _chosen(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     """ids [rows] int64 on the device."""
+    if not draws:  # on the host no backend need have these
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
     if all(each.temperature == 0.0 for each in draws):
         return greedy(logits)
     return draw(logits, upload(draws, logits.device, torch.float64))
