@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from pitstop.config import cache_dir
 
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background, and so it would be in what tests start and interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 if CORES and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
     # Of several processes each has a core of its own: an engine takes as many threads as there are cores, and threads that wait spin. So do
