@@ -182,7 +182,7 @@ def test_a_planted_fault_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fau
 
         monkeypatch.setattr(sampler, "sample", forgetful)
         launch = Runner.launch
-        monkeypatch.setattr(Runner, "launch", lambda self, plan: (shortest.clear(), launch(self, plan))[1])
+        monkeypatch.setattr(Runner, "launch", lambda self, plan, before=None: (shortest.clear(), launch(self, plan, before))[1])
     elif fault == FAULTS[2]:
         never_overwritten(monkeypatch)
         monkeypatch.setattr(DecodeGraphs, "usable", lambda device: False)
