@@ -184,7 +184,7 @@ def test_faults_of_a_step_that_follows_show(toy: Path, eager: Callable[..., list
     if fault == "draws of the step before":
         monkeypatch.setattr(readback, "_draws", lambda span: draws(replace(span, start=span.start - 1)))
     elif fault == "draws of others":
-        monkeypatch.setattr(readback, "_chosen", lambda logits, draws: choose(logits, draws[::-1]))
+        monkeypatch.setattr(readback, "_chosen", lambda logits, rows, draws: choose(logits, rows, draws[::-1]))
 
     def planted(self: Runner, plan: StepPlan, before: Running | None = None) -> Running:
         if before is not None and fault == "rows of others":

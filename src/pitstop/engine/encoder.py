@@ -141,8 +141,5 @@ class EncoderEngine(StepLoop):
             result[span.request.id] = Sampled([], hidden=hidden[end - span.wanted : end])
         return result
 
-    def _follow(self, plan: StepPlan, result: StepResult) -> StepPlan | None:
-        """Nothing follows from what is embedded."""
-
     def _finish(self, plan: StepPlan, result: StepResult) -> StepResult:
         return result

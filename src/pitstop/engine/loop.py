@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pitstop.engine import pace
 from pitstop.engine.recorder import RecordedSpan, Recorder
 from pitstop.engine.scheduler import Scheduler
-from pitstop.types import Output, StepPlan, StepResult
+from pitstop.types import Output, Span, StepPlan, StepResult
 
 
 class Flight(NamedTuple):
@@ -83,7 +83,7 @@ class StepLoop:
 
     def _follow(self, plan: StepPlan, running: Any) -> StepPlan | None:
         """The step after this one, where it can be launched already."""
-        raise NotImplementedError
+        return None
 
     def _finish(self, plan: StepPlan, running: Any) -> StepResult:
         """Wait for what runs."""
@@ -94,7 +94,7 @@ class StepLoop:
         raise NotImplementedError
 
 
-def _recorded(span) -> RecordedSpan:
+def _recorded(span: Span) -> RecordedSpan:
     """Before its last row all its tokens are known: that one may be chosen by a step that still runs."""
     known = max(len(span.known), span.start + span.count - len(span.guess))
     return RecordedSpan(span.request.id, span.start, span.count, known)

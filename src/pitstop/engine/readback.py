@@ -27,7 +27,7 @@ class Readback:
         choose = chosen_on_device(logits)
         self._spans = [(span, choose and _plain(span)) for span in plan.spans]
         plain = [plain for span, plain in self._spans if span.request.embed is None for _ in range(span.wanted)]
-        ids = _chosen(_picked(logits, plain), [draw for span, plain in self._spans if plain for draw in _draws(span)])
+        ids = _chosen(logits, plain, [draw for span, plain in self._spans if plain for draw in _draws(span)])
         self.chosen = ids if plain and all(plain) else None
         """The tokens [rows] int64, on the device, where nothing but them is wanted."""
         logits = _picked(logits, [not row for row in plain])
@@ -78,10 +78,11 @@ def _picked(logits: torch.Tensor, rows: list[bool]) -> torch.Tensor:
     return logits[upload([number for number, row in enumerate(rows) if row], logits.device)]
 
 
-def _chosen(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """ids [rows] int64 on the device."""
+def _chosen(logits: torch.Tensor, rows: list[bool], draws: list[Draw]) -> torch.Tensor:
+    """ids [draws] int64 on the device, of those rows."""
     if not draws:  # on the host no backend need have these
         return torch.empty(0, dtype=torch.int64, device=logits.device)
+    logits = _picked(logits, rows)
     if all(each.temperature == 0.0 for each in draws):
         return greedy(logits)
     return draw(logits, upload(draws, logits.device, torch.float64))

@@ -206,14 +206,12 @@ class Scheduler:
             generated = span.start + 2 - len(span.request.prompt)  # with the token that is being chosen
             if not self._lives(span) or generated >= span.request.params.max_tokens:
                 continue
-            holding = self._sequences[span.request.id].holding
-            pieces = self.cache.reserve(holding, 1)
-            if pieces is None:
+            sequence = self._sequences[span.request.id]
+            if self.cache.reserve(sequence.holding, 1) is None:
                 for reserved in following.spans:
                     self.cache.retract(self._sequences[reserved.request.id].holding, reserved.pieces)
                 return None
-            pages = holding.pages + [page for piece in holding.pending for page in piece.pages]
-            following.spans.append(Span(span.request, span.known, span.start + 1, 1, pages, pieces, 1))
+            following.spans.append(self._span(sequence, 1, span.start + 1))
             following.follows.append(row)
         return following if following.spans else None
 
@@ -345,12 +343,14 @@ class Scheduler:
         tokens = tokens[: ends[0]] if ends else tokens
         return tokens, sequence.lookup.chances(len(tokens))
 
-    def _span(self, sequence: Sequence, count: int) -> Span:
-        """The span of the tokens just reserved."""
+    def _span(self, sequence: Sequence, count: int, start: int | None = None) -> Span:
+        """The span of the tokens just reserved. start: where they begin, if not where the computed ones end."""
         holding = sequence.holding
+        start = holding.length if start is None else start
         pages = holding.pages + [page for piece in holding.pending for page in piece.pages]
-        wanted = min(max(holding.length + count - sequence.wanted_from, 0), count)
-        return Span(sequence.request, sequence.known, holding.length, count, pages, holding.pending, wanted)
+        pieces = [piece for piece in holding.pending if piece.start >= start]
+        wanted = min(max(start + count - sequence.wanted_from, 0), count)
+        return Span(sequence.request, sequence.known, start, count, pages, pieces, wanted)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take everything from a running request and queue it again; it will catch up by recomputation (or from the prefix index)."""

@@ -116,12 +116,17 @@ def test_whoever_cannot_be_let_in_holds_nobody_up_and_gets_the_first_place() -> 
     assert device.followed > 50
 
 
-def test_a_newcomer_who_fits_passes_one_that_does_not() -> None:
-    device = Device(pages=5)
+def shut(device: Device) -> None:
+    """One runs, and one that is too long for the pages waits."""
     device.scheduler.submit(request("a", words(2, 400), 100))
     device.scheduler.submit(request("long", words(3, 600), 20, priority=1))
     for _ in range(4):
         device.step()
+
+
+def test_a_newcomer_who_fits_passes_one_that_does_not() -> None:
+    device = Device(pages=5)
+    shut(device)
     assert device.flight is not None
     device.scheduler.submit(request("new", words(4, 10), 5, priority=0))
     assert "new" in {output.id for _ in range(3) for output in device.step()}
@@ -131,10 +136,7 @@ def test_one_that_was_held_passes_one_that_does_not_fit() -> None:
     device, held = Device(pages=5), {"first"}
     device.scheduler.held = lambda request: request.id in held
     device.scheduler.submit(request("first", words(1, 10), 5, priority=-1))
-    device.scheduler.submit(request("a", words(2, 400), 100))
-    device.scheduler.submit(request("long", words(3, 600), 20, priority=1))
-    for _ in range(4):
-        device.step()
+    shut(device)
     held.clear()
     assert "first" in {output.id for _ in range(3) for output in device.step()}
 
