@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pitstop.errors import Unsupported
-from pitstop.ops import dispatch, gpu
+from pitstop.ops import dispatch, gpu, huge_pages
 from pitstop.ops.dispatch import native
 from pitstop.ops.linear import stored
 from pitstop.ops.linear.lines import Form, lay
@@ -97,7 +97,7 @@ def pack(weight: torch.Tensor) -> PackedLinear:
             return _in_lines(weight.shape, stored.Lines(form := Form(_HALVES[weight.dtype], step), lay(form, weight), None))
         return PackedLinear("rows", out_features, in_features, weight.float().contiguous())
     panels = -(-out_features // PANEL)
-    data = torch.zeros(panels, in_features, PANEL, dtype=weight.dtype)
+    data = huge_pages.zeros(panels * in_features * PANEL * weight.itemsize).view(weight.dtype).view(panels, in_features, PANEL)
     whole = out_features // PANEL
     data[:whole] = weight[: whole * PANEL].view(whole, PANEL, in_features).transpose(1, 2)
     if whole < panels:
@@ -115,7 +115,7 @@ def pack_int8(values: torch.Tensor, scales: torch.Tensor, activations: Precision
     out_features, in_features = values.shape
     if native is None or in_features % GROUP:
         raise Unsupported(f"pack_int8: {in_features} inputs are not a multiple of {GROUP}" if native else dispatch.native_missing())
-    data = _empty("int8", out_features, in_features)
+    data = _zeros("int8", out_features, in_features)
     values, scales = values.contiguous(), scales.contiguous()
     native.pack_int8(values.data_ptr(), scales.data_ptr(), out_features, in_features, data.data_ptr())
     return PackedLinear("int8", out_features, in_features, data, activations)
@@ -189,7 +189,7 @@ def _pack_blocks(parts: Sequence[Stored], activations: Precision) -> PackedLinea
     in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
     if in_features % (_NESTED_WIDTH if kind in _NESTED else GROUP):
         return None
-    data, first = _empty(kind, out_features, in_features), 0
+    data, first = _zeros(kind, out_features, in_features), 0
     for part in parts:
         stored = np.ascontiguousarray(part.data)
         if not native.pack_blocks(_BLOCKS[part.kind][0], stored.ctypes.data, part.shape[0], in_features, first, data.data_ptr()):
@@ -206,11 +206,9 @@ def _pack_rows(parts: Sequence[Stored], activations: Precision) -> PackedLinear 
     return pack_int8(data[:, 4:].view(torch.int8), data[:, :4].contiguous().view(torch.float32).flatten(), activations)
 
 
-def _empty(kind: str, out_features: int, in_features: int) -> torch.Tensor:
-    """Memory of which the last panel is zeroed, for the columns that it may have too many. The rest is touched first by those that pack."""
-    data = torch.empty(native.packed_bytes(QUANTIZED[kind], in_features, out_features), dtype=torch.uint8)
-    data[-native.packed_bytes(QUANTIZED[kind], in_features, 1) :] = 0
-    return data
+def _zeros(kind: str, out_features: int, in_features: int) -> torch.Tensor:
+    """Memory for a QUANTIZED kind. The last panel may have columns too many, which stay zeros."""
+    return huge_pages.zeros(native.packed_bytes(QUANTIZED[kind], in_features, out_features))
 
 
 def _half(part: Stored) -> torch.Tensor:
