@@ -104,19 +104,26 @@ INLINE void softmax_numerators(float* scores, int first, int last, int low, int 
   *total = sum(sums);
 }
 
+// A plane to read panels from, whose rows lie so many elements apart.
+template <class T>
+struct Rows {
+  const T* data;
+  ptrdiff_t row;
+};
+
 // Adds the weighted values of the tokens [from, to) to rows [row, row + rows) of out.
 template <class T>
-INLINE void add_values(const SegmentBlock& b, const T* values, const float* weights, float* out, int row, int rows, int from, int to) {
+INLINE void add_values(const SegmentBlock& b, Rows<T> values, const float* weights, float* out, int row, int rows, int from, int to) {
   if (from >= to) return;
-  multiply(Product<T>{weights + row * SEGMENT + from, SEGMENT, values, b.head_dim, LANES, to - from, out + (ptrdiff_t)row * b.head_dim,
-                      b.head_dim, true, (ptrdiff_t)from * b.head_dim, row ? Ahead{} : b.next},
+  multiply(Product<T>{weights + row * SCORE_ROW + from, SCORE_ROW, values.data, values.row, LANES, to - from,
+                      out + (ptrdiff_t)row * b.head_dim, b.head_dim, true, from * values.row, row ? Ahead{} : b.next},
            rows, b.head_dim / LANES);
 }
 
 // Rows of one tile see ranges that differ at their edges. The common part is one product; at the edges each row goes alone, because a
 // weight of zero times a value that the row must not see could still be NaN.
 template <class T>
-void weigh_values(const SegmentBlock& b, const T* values, const float* weights, float* out) {
+void weigh_values(const SegmentBlock& b, Rows<T> values, const float* weights, float* out) {
   for (int row = 0; row < b.count;) {
     int low = b.low[row], high = b.high[row], rows = 1;
     bool same = true;
@@ -140,37 +147,37 @@ void weigh_values(const SegmentBlock& b, const T* values, const float* weights, 
 }
 
 template <class T>
-void score(const SegmentBlock& b, const float* q, const T* keys, int first, int last, float* scores) {
-  multiply(Product<T>{q, b.head_dim, keys, SEGMENT, LANES, b.head_dim, scores + first * LANES, SEGMENT, false, first * LANES,
+void score(const SegmentBlock& b, const float* q, Rows<T> keys, int first, int last, float* scores) {
+  multiply(Product<T>{q, b.head_dim, keys.data, keys.row, LANES, b.head_dim, scores + first * LANES, SCORE_ROW, false, first * LANES,
                       Ahead{b.values, (int)plane_bytes(b.value_plane, b.head_dim)}},
-           b.count,
-           last - first);
+           b.count, last - first);
 }
 
 // Calls body with the plane as something to read panels from. A single tile of queries reads it as it is stored, if a loader exists;
 // for more it is widened first, exactly, once instead of once per tile.
 template <class Body>
 INLINE void with_plane(const SegmentBlock& b, Plane plane, const uint8_t* data, bool transposed, float* wide, const Body& body) {
-  ptrdiff_t count = (ptrdiff_t)SEGMENT * b.head_dim;
-  if (plane.bits == 32) return body((const float*)data);
+  int rows = transposed ? b.head_dim : SEGMENT, columns = transposed ? SEGMENT : b.head_dim;
+  ptrdiff_t count = (ptrdiff_t)rows * columns, wide_row = columns % (2 * LANES) ? columns : columns + GAP;
+  if (plane.bits == 32) return body(Rows<float>{(const float*)data, columns});
   bool direct = b.count <= TILE_ROWS;
   if (plane.bits == 16) {
-    if (direct) return body((const Half*)data);
-    for (ptrdiff_t i = 0; i < count; i += LANES) store(wide + i, load((const Half*)data + i));
-    return body((const float*)wide);
-  }
-  if (folds(plane, transposed ? Ranges::channel : Ranges::token)) {
+    const Half* halves = (const Half*)data;
+    if (direct) return body(Rows<Half>{halves, columns});
+    for (int row = 0; row < rows; ++row)
+      for (int i = 0; i < columns; i += LANES) store(wide + row * wide_row + i, load(halves + row * columns + i));
+  } else if (folds(plane, transposed ? Ranges::channel : Ranges::token)) {
     Codes<8> bytes{data, count};
     Codes<5> five{data, count};
     Codes<4> nibbles{data, count};
-    if (direct && plane.bits == 8) return body((const Codes<8>*)&bytes);
-    if (direct && plane.bits == 5) return body((const Codes<5>*)&five);
-    if (direct && plane.bits == 4) return body((const Codes<4>*)&nibbles);
-    widen_codes(plane.bits, data, count, wide);
-    return body((const float*)wide);
+    if (direct && plane.bits == 8) return body(Rows<Codes<8>>{&bytes, columns});
+    if (direct && plane.bits == 5) return body(Rows<Codes<5>>{&five, columns});
+    if (direct && plane.bits == 4) return body(Rows<Codes<4>>{&nibbles, columns});
+    widen_codes(plane.bits, data, rows, columns, wide_row, wide);
+  } else {
+    decode_plane(data, transposed, plane, b.head_dim, wide_row, wide);
   }
-  decode_plane(data, transposed, plane, b.head_dim, wide);
-  body((const float*)wide);
+  body(Rows<float>{wide, wide_row});
 }
 
 void attend_segment(const SegmentBlock& b, const Partial& out) {
@@ -185,7 +192,7 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
     return;
   }
   ptrdiff_t count = b.count, dim = b.head_dim;
-  float *scores = b.scratch, *q = scores + SEGMENT * count, *bias = q + count * dim, *wide = bias + (count + 15) / 16 * 16;
+  float *scores = b.scratch, *q = scores + SCORE_ROW * count, *bias = q + count * dim, *wide = bias + (count + 15) / 16 * 16;
   // Codes come in blocks of several panels; they are sealed, so that all may be read.
   bool whole = b.key_plane.bits < 16;
   int first = whole ? 0 : low / LANES, last = whole ? SEGMENT / LANES : (high + LANES - 1) / LANES;
@@ -200,14 +207,14 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
   with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, folded, keys, first, last, scores); });
   for (int i = 0; i < b.count; ++i) {
     if (b.low[i] < b.high[i])
-      softmax_numerators(scores + i * SEGMENT, first, last, b.low[i], b.high[i], bias[i], b.scale[i], b.softcap[i], out.largest + i,
+      softmax_numerators(scores + i * SCORE_ROW, first, last, b.low[i], b.high[i], bias[i], b.scale[i], b.softcap[i], out.largest + i,
                          out.total + i);
     else
       out.total[i] = 0;
   }
   bool fold = folds(b.value_plane, Ranges::token);
   if (fold) load_ranges(b.value_plane, b.values, b.head_dim, SEGMENT, ranges);
-  for (int i = 0; fold && i < b.count; ++i) bias[i] = fold_values(scores + i * SEGMENT, b.low[i], b.high[i], ranges);
+  for (int i = 0; fold && i < b.count; ++i) bias[i] = fold_values(scores + i * SCORE_ROW, b.low[i], b.high[i], ranges);
   for (ptrdiff_t i = 0; i < count * dim; ++i) out.values[i] = 0;
   with_plane(b, b.value_plane, b.values, false, wide, [&](auto values) { weigh_values(b, values, scores, out.values); });
   for (ptrdiff_t i = 0; fold && i < count; ++i)

@@ -55,6 +55,12 @@ struct Codes {
   ptrdiff_t count;  // codes of the plane: where the parts begin follows from it
 };
 
+template <>
+constexpr bool HAS_PARTS<Codes<8>> = true;
+INLINE Native panel_part(const Codes<8>* codes, ptrdiff_t at, int part) {
+  return __builtin_convertvector(load_bytes_part(codes->data + at, part), Native);
+}
+
 // The code's bits that part W holds begin here.
 template <int BITS, int W>
 constexpr int SHIFT = W == 4 ? 0 : W == 2 ? (BITS & 4) : (BITS & 6);
@@ -87,26 +93,29 @@ INLINE void load_panels(const Codes<BITS>* codes, ptrdiff_t at, ptrdiff_t, Vec* 
 }
 
 template <int BITS>
-void widen_bits(const uint8_t* data, ptrdiff_t count, float* out) {
-  Codes<BITS> codes{data, count};
-  for (ptrdiff_t at = 0; at < count; at += 2 * LANES) {
-    Vec panels[2];
-    load_panels<2>(&codes, at, LANES, panels);
-    store(out + at, panels[0]);
-    store(out + at + LANES, panels[1]);
-  }
+void widen_bits(const uint8_t* data, int rows, int columns, ptrdiff_t row_stride, float* out) {
+  Codes<BITS> codes{data, (ptrdiff_t)rows * columns};
+  ptrdiff_t at = 0;
+  for (int row = 0; row < rows; ++row, out += row_stride)
+    for (int column = 0; column < columns; column += 2 * LANES, at += 2 * LANES) {
+      Vec panels[2];
+      load_panels<2>(&codes, at, LANES, panels);
+      store(out + column, panels[0]);
+      store(out + column + LANES, panels[1]);
+    }
 }
 
-// All codes of a plane; count is a multiple of 32.
-INLINE void widen_codes(int bits, const uint8_t* data, ptrdiff_t count, float* out) {
+// All codes of a plane, [rows][columns] -> rows that are row_stride apart; columns is a multiple of 32, or else there are no gaps.
+INLINE void widen_codes(int bits, const uint8_t* data, int rows, int columns, ptrdiff_t row_stride, float* out) {
+  if (columns % (2 * LANES)) rows = rows * columns / (2 * LANES), columns = 2 * LANES, row_stride = columns;
   switch (bits) {
-    case 2: return widen_bits<2>(data, count, out);
-    case 3: return widen_bits<3>(data, count, out);
-    case 4: return widen_bits<4>(data, count, out);
-    case 5: return widen_bits<5>(data, count, out);
-    case 6: return widen_bits<6>(data, count, out);
-    case 7: return widen_bits<7>(data, count, out);
-    default: return widen_bits<8>(data, count, out);
+    case 2: return widen_bits<2>(data, rows, columns, row_stride, out);
+    case 3: return widen_bits<3>(data, rows, columns, row_stride, out);
+    case 4: return widen_bits<4>(data, rows, columns, row_stride, out);
+    case 5: return widen_bits<5>(data, rows, columns, row_stride, out);
+    case 6: return widen_bits<6>(data, rows, columns, row_stride, out);
+    case 7: return widen_bits<7>(data, rows, columns, row_stride, out);
+    default: return widen_bits<8>(data, rows, columns, row_stride, out);
   }
 }
 

@@ -54,20 +54,21 @@ INLINE Ints load_ints(const void* p) {
   return r;
 }
 // Sixteen unsigned bytes, one a lane.
-INLINE Ints load_bytes(const uint8_t* p) {
-  Ints r;
+INLINE NativeInt load_bytes_part(const uint8_t* p, int part) {
 #if defined(__AVX512F__)
-  r.part[0] = (NativeInt)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return (NativeInt)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__AVX2__)
-  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = (NativeInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * WIDTH)));
+  return (NativeInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + part * WIDTH)));
 #else
   typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
-  UNROLL for (int i = 0; i < PARTS; ++i) {
-    Bytes bytes;
-    __builtin_memcpy(&bytes, p + i * WIDTH, WIDTH);
-    r.part[i] = __builtin_convertvector(bytes, NativeInt);
-  }
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p + part * WIDTH, WIDTH);
+  return __builtin_convertvector(bytes, NativeInt);
 #endif
+}
+INLINE Ints load_bytes(const uint8_t* p) {
+  Ints r;
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = load_bytes_part(p, i);
   return r;
 }
 INLINE void store_ints(void* p, Ints v) {

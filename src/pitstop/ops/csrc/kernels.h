@@ -38,9 +38,12 @@ struct Partial {
   float* values;   // [count][head_dim]
 };
 
+constexpr int GAP = 16;  // floats after each row of many, which would else all lie in the same few sets of the nearest cache
+constexpr int SCORE_ROW = 128 + GAP;
 // Scores, scaled queries, a number for each, and a plane as fp32.
 static inline size_t segment_scratch(int count, int head_dim) {
-  return (size_t)128 * count + (size_t)count * head_dim + (count + 15) / 16 * 16 + 128 * (size_t)head_dim;
+  size_t plane = 128 * (size_t)head_dim + (head_dim > 128 ? head_dim : 128) * GAP;
+  return (size_t)SCORE_ROW * count + (size_t)count * head_dim + (count + 15) / 16 * 16 + plane;
 }
 // A plane as fp32 twice, and its codes twice.
 static inline size_t encode_scratch(int head_dim) { return 128 * (size_t)head_dim * 5 / 2; }

@@ -177,18 +177,18 @@ INLINE void encode_plane_of(const T* tail, bool transposed, Plane plane, int hea
   __builtin_memset(end, 0, out + plane_bytes(plane, head_dim) - end);
 }
 
-// A plane of codes as fp32: what its codes stand for, each rounded once.
-INLINE void decode_plane(const uint8_t* data, bool transposed, Plane plane, int head_dim, float* out) {
+// A plane of codes as fp32, in rows that are row_stride apart (see widen_codes): what its codes stand for, each rounded once.
+INLINE void decode_plane(const uint8_t* data, bool transposed, Plane plane, int head_dim, ptrdiff_t row_stride, float* out) {
   int rows = transposed ? head_dim : SEGMENT, columns = transposed ? SEGMENT : head_dim;
   const Half *scales = (const Half*)(data + code_bytes(plane, head_dim)), *zeros = scales + scale_count(plane, head_dim);
-  widen_codes(plane.bits, data, (ptrdiff_t)rows * columns, out);
+  widen_codes(plane.bits, data, rows, columns, row_stride, out);
   bool differences = plane.coding != Coding::absolute;
   for (int row = 0; differences && row < rows; ++row) {  // sums over tokens, exact
-    float* x = out + row * columns;
+    float* x = out + row * row_stride;
     float total = 0;
     for (int i = 0; transposed && i < columns; ++i) x[i] = total += x[i] - 128;
     for (int i = 0; !transposed && i < columns; i += LANES) {
-      Vec before = row ? load(x - columns + i) : broadcast(0.0f);
+      Vec before = row ? load(x - row_stride + i) : broadcast(0.0f);
       store(x + i, add(before, sub(load(x + i), broadcast(128.0f))));
     }
   }
@@ -199,7 +199,8 @@ INLINE void decode_plane(const uint8_t* data, bool transposed, Plane plane, int 
     for (int i = 0; i < columns; i += LANES) {
       Vec scale = scale_of_rows ? broadcast_half(scales[shared ? 0 : row]) : load(scales + i);
       Vec zero = zero_of_rows ? broadcast_half(zeros[shared && !differences ? 0 : row]) : load(zeros + i);
-      store(out + row * columns + i, fma(scale, load(out + row * columns + i), zero));
+      float* x = out + row * row_stride + i;
+      store(x, fma(scale, load(x), zero));
     }
 }
 

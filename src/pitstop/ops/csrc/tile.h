@@ -12,6 +12,17 @@ template <int C, class W>
 INLINE void load_panels(const W* w, ptrdiff_t at, ptrdiff_t panel, Vec* out) {
   UNROLL for (int c = 0; c < C; ++c) out[c] = load(w + at + c * panel);
 }
+// A part of one panel, where it costs no more than in company.
+template <class W>
+constexpr bool HAS_PARTS = false;
+template <>
+constexpr bool HAS_PARTS<float> = true;
+template <>
+constexpr bool HAS_PARTS<Half> = true;
+template <class W>
+INLINE Native panel_part(const W* w, ptrdiff_t at, int part) {
+  return load_part(w + at, part);
+}
 
 // out[r][16 p + lane] = sum over k of x[r][k] * w[k][p][lane]. With `resume` the chains go on from what `out` holds.
 template <class W>
@@ -37,8 +48,30 @@ constexpr int tile_panels(int rows) {
   return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }
 
+// Adds one step's products; x: its first activation, at: its first panel's element.
 template <int R, int C, class W>
-INLINE void tile(const Product<W>& a, int row, int panel) {
+INLINE void multiply_step(const Product<W>& a, const float* x, ptrdiff_t at, Vec (&sums)[R][C]) {
+  if constexpr (HAS_PARTS<W> && R < C * PARTS) {  // the activations take fewer registers than the weights: hold those
+    UNROLL for (int i = 0; i < C * PARTS; ++i) {
+      Native weights = panel_part(a.w, at + i / PARTS * a.w_panel, i % PARTS);
+      UNROLL for (int r = 0; r < R; ++r) {
+        Native& sum = sums[r][i / PARTS].part[i % PARTS];
+        sum = fma_native(x[r * a.x_row] - Native{}, weights, sum);
+      }
+    }
+  } else {
+    Vec weights[C];
+    load_panels<C>(a.w, at, a.w_panel, weights);
+    UNROLL for (int r = 0; r < R; ++r) {
+      Vec activation = broadcast(x[r * a.x_row]);
+      UNROLL for (int c = 0; c < C; ++c) sums[r][c] = fma(activation, weights[c], sums[r][c]);
+    }
+  }
+}
+
+// asks: lines of a.ahead, from line `asked` on, that the tile asks for: so many at each step that bursts do not wait for each other.
+template <int R, int C, class W>
+INLINE void tile(const Product<W>& a, int row, int panel, int asked, int asks) {
   const float* x = a.x + row * a.x_row;
   ptrdiff_t at = a.w_first + panel * a.w_panel;
   float* out = a.out + row * a.out_row + panel * LANES;
@@ -46,29 +79,30 @@ INLINE void tile(const Product<W>& a, int row, int panel) {
   UNROLL for (int r = 0; r < R; ++r) {
     UNROLL for (int c = 0; c < C; ++c) sums[r][c] = a.resume ? load(out + r * a.out_row + c * LANES) : broadcast(0.0f);
   }
-  // The first tile asks for an even share at each step: bursts would wait for each other.
-  int share = !a.ahead.bytes || row || panel ? 0 : ((a.ahead.bytes + LINE - 1) / LINE + a.depth - 1) / a.depth * LINE;
-  for (int k = 0; k < a.depth; ++k) {
-    for (int i = 0; i < share; i += LINE) __builtin_prefetch(a.ahead.data + k * share + i, 0, 2);
-    Vec weights[C];
-    load_panels<C>(a.w, at, a.w_panel, weights);
-    UNROLL for (int r = 0; r < R; ++r) {
-      Vec activation = broadcast(x[r * a.x_row + k]);
-      UNROLL for (int c = 0; c < C; ++c) sums[r][c] = fma(activation, weights[c], sums[r][c]);
-    }
-    at += a.w_k;
+  const uint8_t *ahead = a.ahead.data + (ptrdiff_t)asked * LINE, *end = ahead + (ptrdiff_t)asks * LINE;
+  int share = asks ? (asks + a.depth - 1) / a.depth : 0, k = 0;
+  for (; ahead < end && k < a.depth; ++k, at += a.w_k) {
+    for (int i = 0; i < share && ahead < end; ++i, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+    multiply_step<R, C>(a, x + k, at, sums);
   }
+  for (; k + 4 <= a.depth; k += 4) {
+    UNROLL for (int i = 0; i < 4; ++i, at += a.w_k) multiply_step<R, C>(a, x + k + i, at, sums);
+  }
+  for (; k < a.depth; ++k, at += a.w_k) multiply_step<R, C>(a, x + k, at, sums);
   UNROLL for (int r = 0; r < R; ++r) {
     UNROLL for (int c = 0; c < C; ++c) store(out + r * a.out_row + c * LANES, sums[r][c]);
   }
 }
 
 // Panels outside, rows inside: the panels of a tile stay in the nearest cache for all rows. What is left after the widest tiles goes
-// through ever narrower ones.
+// through ever narrower ones. The first tile of each panel asks for its share of what comes next.
 template <int R, int C, class W>
 INLINE void sweep_from(const Product<W>& a, int first_row, int last_row, int panel, int panels) {
-  for (; panel + C <= panels; panel += C)
-    for (int row = first_row; row < last_row; row += R) tile<R, C>(a, row, panel);
+  int lines = (a.ahead.bytes + LINE - 1) / LINE;
+  for (; panel + C <= panels; panel += C) {
+    int asked = first_row ? lines : lines * panel / panels, asks = first_row ? 0 : lines * (panel + C) / panels - asked;
+    for (int row = first_row; row < last_row; row += R, asks = 0) tile<R, C>(a, row, panel, asked, asks);
+  }
   if constexpr (C > 1) sweep_from<R, C / 2>(a, first_row, last_row, panel, panels);
 }
 

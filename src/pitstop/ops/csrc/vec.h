@@ -112,14 +112,20 @@ INLINE void narrow(Half* p, Native v) {
 
 // ---- memory
 
+INLINE Native load_part(const float* p, int part) {
+  Native r;
+  __builtin_memcpy(&r, p + part * WIDTH, sizeof r);
+  return r;
+}
+INLINE Native load_part(const Half* p, int part) { return widen(p + part * WIDTH); }
 INLINE Vec load(const float* p) {
   Vec r;
-  UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy(&r.part[i], p + i * WIDTH, sizeof(Native));
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = load_part(p, i);
   return r;
 }
 INLINE Vec load(const Half* p) {
   Vec r;
-  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = widen(p + i * WIDTH);
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = load_part(p, i);
   return r;
 }
 INLINE Vec load(const BFloat* p) {
