@@ -184,7 +184,7 @@ def test_faults_of_a_step_that_follows_show(toy: Path, eager: Callable[..., list
     if fault == "draws of the step before":
         monkeypatch.setattr(readback, "_draws", lambda span: draws(replace(span, start=span.start - 1)))
     elif fault == "draws of others":
-        monkeypatch.setattr(readback, "_chosen", lambda logits, rows, draws: choose(logits, rows, draws[::-1]))
+        monkeypatch.setattr(readback, "_chosen", lambda logits, draws: choose(logits, draws[::-1]))
 
     def planted(self: Runner, plan: StepPlan, before: Running | None = None) -> Running:
         if before is not None and fault == "rows of others":
@@ -225,7 +225,7 @@ def test_guesses_and_what_else_is_no_plain_decode_runs_as_it_is(toy: Path, eager
 def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(
     toy: Path, eager: Callable[..., list], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    embed = Decoder.embed
+    embed, expected = Decoder.embed, {count: eager(count) for count in (2, 3)}
     reason = {
         "refuses": "no graphs here",
         "reads back": "a number is read back",
@@ -243,8 +243,8 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(
     else:
         monkeypatch.setattr(Decoder, "embed", lambda self, tokens: embed(self, torch.tensor(tokens.tolist())))
     llm = LLM(toy, **OPTIONS)
-    for count in (2, 3):
-        assert answers(llm, count) == eager(count)
+    for count in expected:
+        assert answers(llm, count) == expected[count]
     assert [record.message for record in caplog.records if reason in record.message] == [caplog.records[-1].message]
     assert len(caplog.records) == 1
     assert caplog.records[0].message.startswith("decode steps are not recorded: ")

@@ -33,9 +33,10 @@ def inputs(rows: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def steps(function: Callable[[torch.Tensor], torch.Tensor]) -> DecodeGraphs:
-    """Of a model whose forward is the function."""
-    return DecodeGraphs(SimpleNamespace(forward=lambda x, view, runs: function(x)), None)
+def steps(function: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> DecodeGraphs:
+    """Of a model whose forward is the function, of which the tokens are the embedded rows."""
+    model = SimpleNamespace(embed=lambda x: x, forward=lambda x, view, runs: function(x), config=SimpleNamespace(vocab_size=3))
+    return DecodeGraphs(model, SimpleNamespace(tokens=tokens))
 
 
 def test_replays_equal_eager_runs_and_share_memory() -> None:
@@ -73,7 +74,7 @@ def test_torch_calls_in_a_recorded_step_are_refused(place: str) -> None:
         return forward(kept[-1]) if place == "inside" else forward(x) * 2
 
     with pytest.raises(RuntimeError, match=r"differs from the eager one|must end in an op"):
-        steps(planted).step(inputs(2, 0), 2)
+        steps(planted, inputs(2, 0)).step(2)
 
 
 def test_an_op_without_a_native_kernel_is_refused() -> None:
@@ -85,9 +86,10 @@ def test_decode_steps_without_a_native_kernel_run_as_they_are(caplog: pytest.Log
     def planted(x: torch.Tensor) -> torch.Tensor:
         return forward(rms_norm(x.double(), NORM.double(), 1e-5).float())
 
-    planted_steps = steps(planted)
+    planted_steps = steps(planted, tokens := inputs(2, 0))
     for seed in (0, 1):
-        assert torch.equal(planted_steps.step(inputs(2, seed), 2), planted(inputs(2, seed)))
+        tokens.copy_(inputs(2, seed))
+        assert torch.equal(planted_steps.step(2), planted(inputs(2, seed)))
     assert [record.message for record in caplog.records if "not recorded" in record.message and "x must be float32" in record.message]
     assert len(caplog.records) == 1
 

@@ -172,9 +172,11 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_decode_step_with_experts_runs_unrecorded(caplog):
     router = pack(torch.randn(EXPERTS, WIDTH, generator=torch.Generator().manual_seed(3)))
-    steps = DecodeGraphs(SimpleNamespace(forward=lambda x, view, runs: mixture()(x, linear(x, router))), None)
+    model = SimpleNamespace(embed=lambda x: x, forward=lambda x, view, runs: mixture()(x, linear(x, router)))
+    view = SimpleNamespace(tokens=None)
+    steps = DecodeGraphs(model, view)
     for seed in (0, 1):
-        x, _ = moe_ref.make_inputs(seed, 4, WIDTH, EXPERTS)
-        assert torch.equal(steps.step(x, 4), mixture()(x, linear(x, router)))
+        view.tokens, _ = moe_ref.make_inputs(seed, 4, WIDTH, EXPERTS)
+        assert torch.equal(steps.step(4), mixture()(view.tokens, linear(view.tokens, router)))
     assert len(caplog.records) == 1
     assert "cpu: which experts run depends on the rows" in caplog.records[0].message

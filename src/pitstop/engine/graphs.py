@@ -85,25 +85,22 @@ class DecodeGraphs:
 
     def __call__(self, plan: StepPlan, runs: Runs = ()) -> torch.Tensor:
         self._view.load(plan)
-        return self.step(self._model.embed(self._view.tokens), len(plan.spans), runs)
+        return self.step(len(plan.spans), runs)
 
-    def step(self, x: torch.Tensor, spans: int, runs: Runs = ()) -> torch.Tensor:
-        """Embedded rows x [rows, width] fp32 → logits. spans: the step's, whose number its native calls have noted."""
-        graph = None if self._declined else self._graph(x, (len(x), spans, runs))
-        if graph is None:
-            return self._forward(x, runs)
-        graph.input.copy_(x)
-        return graph.replay()
+    def step(self, spans: int, runs: Runs = ()) -> torch.Tensor:
+        """The logits of what the view has loaded. spans: how many, which its native calls have noted."""
+        graph = None if self._declined else self._graph((len(self._view.tokens), spans, runs))
+        return self._forward(self._view.tokens, runs) if graph is None else graph.replay()
 
     def forget(self, lora: Lora) -> None:
         self._latest = None, 0
         for shape in [shape for shape in self._adapted if any(run.lora is lora for run in shape[2])]:
             del self._adapted[shape]
 
-    def _forward(self, x: torch.Tensor, runs: Runs) -> torch.Tensor:
-        return self._model.forward(x, self._view, runs=runs)
+    def _forward(self, tokens: torch.Tensor, runs: Runs) -> torch.Tensor:
+        return self._model.forward(self._model.embed(tokens), self._view, runs=runs)
 
-    def _graph(self, x: torch.Tensor, shape: Shape) -> Graph | None:
+    def _graph(self, shape: Shape) -> Graph | None:
         """None: this step is not worth recording, or cannot be."""
         runs = shape[2]
         graphs = self._adapted if runs else self._graphs
@@ -111,7 +108,7 @@ class DecodeGraphs:
             if not self._worth(shape):
                 return None
             try:
-                graph = graphs[shape] = self._record(x, runs)
+                graph = graphs[shape] = self._record(runs)
             except Unsupported as error:
                 log.warning("decode steps are not recorded: %s", error)
                 self._declined = True
@@ -131,17 +128,20 @@ class DecodeGraphs:
         self._uses[shape] += rows > spans
         return rows == spans or self._uses[shape] >= OFTEN
 
-    def _record(self, x: torch.Tensor, runs: Runs) -> Graph:
-        """A graph that gives the eager run's bits on an input that it was not recorded on, from poisoned memory.
+    def _record(self, runs: Runs) -> Graph:
+        """A graph that gives the eager run's bits on tokens that it was not recorded on, from poisoned memory.
 
-        The step's keys and values are written by each of these runs; the caller's replay on the true input writes them last.
+        The step's keys and values are written by each of these runs; the caller's replay on the true tokens writes them last.
         """
         self.recorded += 1
-        graph = Graph(lambda rows: self._forward(rows, runs), x, self._arena)
-        other = x * 1.25
+        tokens = self._view.tokens  # where the view keeps those of every step
+        graph = Graph(lambda tokens: self._forward(tokens, runs), tokens, self._arena)
+        true, other = tokens.clone(), (tokens + 1) % self._model.config.vocab_size
         expected = self._forward(other, runs)
         self._arena.poison()
-        graph.input.copy_(other)
-        if not torch.equal(graph.replay(), expected):
+        tokens.copy_(other)
+        same = torch.equal(graph.replay(), expected)
+        tokens.copy_(true)
+        if not same:
             raise RuntimeError("a recorded decode step differs from the eager one: its forward does something that is not an op")
         return graph

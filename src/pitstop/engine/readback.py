@@ -24,23 +24,35 @@ class Readback:
     """Of the logits [rows, vocab] and final hidden states [rows, width], fp32, that a plan's spans want, in its order."""
 
     def __init__(self, plan: StepPlan, logits: torch.Tensor, states: torch.Tensor) -> None:
-        choose = chosen_on_device(logits)
-        self._spans = [(span, choose and _plain(span)) for span in plan.spans]
-        plain = [plain for span, plain in self._spans if span.request.embed is None for _ in range(span.wanted)]
-        ids = _chosen(logits, plain, [draw for span, plain in self._spans if plain for draw in _draws(span)])
-        self.chosen = ids if plain and all(plain) else None
+        self._spans = [(span, False) for span in plan.spans]
+        self.chosen: torch.Tensor | None = None
         """The tokens [rows] int64, on the device, where nothing but them is wanted."""
-        logits = _picked(logits, [not row for row in plain])
-        self._ids, self._logits, self._states = download(ids), download(logits), download(states)
-        self._done = torch.cuda.Event() if logits.is_cuda else None
-        if self._done is not None:
+        self._ids: torch.Tensor | None = None
+        self._done: torch.cuda.Event | None = None
+        if chosen_on_device(logits):
+            logits = self._choose(logits)
+        self._logits, self._states = download(logits), download(states)
+        if logits.is_cuda:
+            self._done = torch.cuda.Event()
             self._done.record()
+
+    def _choose(self, logits: torch.Tensor) -> torch.Tensor:
+        """Choose the tokens of plain rows. Returns the others."""
+        self._spans = [(span, _plain(span)) for span, _ in self._spans]
+        plain = [plain for span, plain in self._spans if span.request.embed is None for _ in range(span.wanted)]
+        draws = [draw for span, plain in self._spans if plain for draw in _draws(span)]
+        if draws:
+            ids = _chosen(_picked(logits, plain), draws)
+            self._ids = download(ids)
+            self.chosen = ids if all(plain) else None
+        return _picked(logits, [not row for row in plain])
 
     def wait(self) -> dict[str, Rows]:
         """By request id, when the step is done."""
         if self._done is not None:
             self._done.synchronize()
-        ids, logits, states = self._ids.tolist(), self._logits.numpy(), self._states.numpy()
+        ids = self._ids.tolist() if self._ids is not None else []
+        logits, states = self._logits.numpy(), self._states.numpy()
         found: dict[str, Rows] = {}
         for span, plain in self._spans:
             name, wanted = span.request.id, span.wanted
@@ -78,11 +90,8 @@ def _picked(logits: torch.Tensor, rows: list[bool]) -> torch.Tensor:
     return logits[upload([number for number, row in enumerate(rows) if row], logits.device)]
 
 
-def _chosen(logits: torch.Tensor, rows: list[bool], draws: list[Draw]) -> torch.Tensor:
-    """ids [draws] int64 on the device, of those rows."""
-    if not draws:  # on the host no backend need have these
-        return torch.empty(0, dtype=torch.int64, device=logits.device)
-    logits = _picked(logits, rows)
+def _chosen(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    """ids [rows] int64 on the device, one for each draw."""
     if all(each.temperature == 0.0 for each in draws):
         return greedy(logits)
     return draw(logits, upload(draws, logits.device, torch.float64))

@@ -22,6 +22,9 @@ from pitstop.models.lora.weights import Lora, Run
 from pitstop.ops.transfer import upload
 from pitstop.types import Logprob, Request, Sampled, Span, StepPlan, StepResult
 
+NO_STATES = torch.empty(0, 0)
+"""Of a step that embeds nothing."""
+
 
 class Running(NamedTuple):
     """A step that was launched."""
@@ -103,7 +106,7 @@ class Runner:
         self.store.copy_tails(plan.copies)
         runs = self._runs(plan.spans)
         if self._decode is not None and self._decode.takes(plan, runs):
-            return self._decode(plan, runs), torch.empty(0, 0)
+            return self._decode(plan, runs), NO_STATES
         self._view.load(plan)
         hidden = self._model.hidden(self._model.embed(self._view.tokens), self._view, runs)
         chosen: list[int] = []
@@ -113,7 +116,7 @@ class Runner:
             end += span.count
             (chosen if span.request.embed is None else pooled).extend(range(end - span.wanted, end))
         logits = self._model.head(hidden[upload(chosen, hidden.device)])
-        return logits, self._model.embedding(hidden[upload(pooled, hidden.device)]) if pooled else torch.empty(0, 0)
+        return logits, self._model.embedding(hidden[upload(pooled, hidden.device)]) if pooled else NO_STATES
 
     def _runs(self, spans: Sequence[Span]) -> Runs:
         """The rows that adapters change, neighbours of one adapter together."""

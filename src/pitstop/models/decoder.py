@@ -123,8 +123,7 @@ class Decoder:
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [rows] int64 → [rows, width] fp32."""
-        x = rows(self._embedding, tokens)
-        return x if self.config.embedding_scale == 1 else x * self.config.embedding_scale
+        return rows(self._embedding, tokens, self.config.embedding_scale)
 
     def forward(self, x: torch.Tensor, view: KVView, wanted: torch.Tensor | None = None, runs: Sequence[lora.Run] = ()) -> torch.Tensor:
         """Embedded rows x [rows, width] fp32 → logits [n, vocab] fp32 of the rows `wanted` [n] int64, or of all: then it calls ops only.

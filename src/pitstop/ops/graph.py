@@ -61,9 +61,10 @@ class Graph:
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], example: torch.Tensor, arena: Arena) -> None:
         """Record function(example), which runs too. It may call ops only: anything else would be missing from the replay.
 
-        Raises Unsupported when an op has no native kernel for its inputs.
+        A replay reads what lies where the example lay, which is kept as `input`. Raises Unsupported when an op has no native kernel for
+        its inputs.
         """
-        self.input = example.clone()
+        self.input = example
         self._arena = arena  # the recorded addresses lie in it
         self._calls = dispatch.native.Graph()
         recorder = _Recorder(self._calls)

@@ -16,6 +16,7 @@ class Mirror:
         self._here = torch.zeros(shape, dtype=dtype, pin_memory=cuda)
         self._there = torch.zeros(shape, dtype=dtype, device=device) if cuda else self._here
         self.host: np.ndarray = self._here.numpy()
+        self._first = self._there[:0]  # as it was asked for last: mostly the next step has as many rows
 
     @property
     def device(self) -> torch.Tensor:
@@ -26,7 +27,9 @@ class Mirror:
         """The first `count` rows, on the device. The host's must not change before the copy is through."""
         if self._there is not self._here:
             self._there[:count].copy_(self._here[:count], non_blocking=True)
-        return self._there[:count]
+        if len(self._first) != count:
+            self._first = self._there[:count]
+        return self._first
 
     def fill(self, rows: list | np.ndarray) -> torch.Tensor:
         """`rows` as its first ones, on the device."""

@@ -88,6 +88,43 @@ void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* 
   for (int task = 0; task < groups * chunks; ++task) body(task);
 }
 
+namespace {
+
+// row(id, out) for each of the ids, times `scale`.
+template <class Row>
+void gather(int depth, int columns, const int64_t* ids, int count, float scale, float* out, const Row& row) {
+  for (int i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= columns)
+      throw std::out_of_range("rows: ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + " of " + std::to_string(columns));
+  over_rows(count, 16 * (int64_t)depth, [&](int first, int rows) {
+    for (int i = first; i < first + rows; ++i) {
+      float* to = out + (ptrdiff_t)i * depth;
+      row(ids[i], to);
+      for (int k = 0; k < depth; ++k) to[k] *= scale;
+    }
+  });
+}
+
+}  // namespace
+
+void linear_rows(int kind, const uint8_t* w, int depth, int columns, const int64_t* ids, int count, float scale, float* out) {
+  ptrdiff_t panel_bytes = (ptrdiff_t)depth * 16 * ((Floats)kind == Floats::fp32 ? 4 : 2);
+  gather(depth, columns, ids, count, scale, out, [&](int64_t id, float* to) {
+    kernels().linear_row((Floats)kind, w + id / 16 * panel_bytes, depth, (int)(id % 16), to);
+  });
+}
+
+void packed_rows(int kind, const uint8_t* w, int depth, int columns, const int64_t* ids, int count, float scale, float* out) {
+  gather(depth, columns, ids, count, scale, out, [&](int64_t id, float* to) {
+    const uint8_t* panel = w + id / 16 * panel_bytes((Weights)kind, depth);
+    float values[GROUP * 16];
+    for (int group = 0; group < depth / GROUP; ++group) {
+      kernels().dequantize_group((Weights)kind, panel, group, values);
+      for (int k = 0; k < GROUP; ++k) to[group * GROUP + k] = values[k * 16 + id % 16];
+    }
+  });
+}
+
 void add_bias(float* y, int rows, int columns, const float* bias) {
   over_rows(rows, columns, [&](int first, int count) {
     for (int row = first; row < first + count; ++row)

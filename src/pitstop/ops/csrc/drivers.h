@@ -17,6 +17,10 @@ void set_isa(const std::string& name);
 const Kernels& kernels();
 
 void linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* w, int depth, int columns, float* out);
+// The weights of outputs ids[i], times `scale` -> out [count][depth]. Throws std::out_of_range.
+void linear_rows(int kind, const uint8_t* w, int depth, int columns, const int64_t* ids, int count, float scale, float* out);
+// Likewise of packed weights.
+void packed_rows(int kind, const uint8_t* w, int depth, int columns, const int64_t* ids, int count, float scale, float* out);
 // y += bias in each of its rows, which are contiguous.
 void add_bias(float* y, int rows, int columns, const float* bias);
 // x [rows][heads][dim], rows x_row floats apart; each head is normalised by itself.

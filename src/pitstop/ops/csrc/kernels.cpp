@@ -32,6 +32,18 @@ void linear(const float* x, ptrdiff_t x_row, int rows, Floats kind, const void* 
   linear_of(x, x_row, rows, (const BFloat*)w, depth, panels, columns, out, out_row);
 }
 
+template <class W>
+void row_of(const W* panel, int depth, int lane, float* out) {
+  float lanes[LANES];
+  for (int k = 0; k < depth; ++k) store(lanes, load(panel + k * LANES)), out[k] = lanes[lane];
+}
+
+void linear_row(Floats kind, const void* panel, int depth, int lane, float* out) {
+  if (kind == Floats::fp32) return row_of((const float*)panel, depth, lane, out);
+  if (kind == Floats::fp16) return row_of((const Half*)panel, depth, lane, out);
+  row_of((const BFloat*)panel, depth, lane, out);
+}
+
 void rms_norm(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out) {
   int whole = dim / LANES * LANES, left = dim - whole;
   for (int r = 0; r < rows; ++r, x += x_row, out += dim) {
@@ -235,5 +247,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, rms_norm, layer_norm, gated<silu_times>, gated<gelu_tanh_times>, gated<gelu_erf_times>, softcap, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
+    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, linear_row, rms_norm, layer_norm, gated<silu_times>, gated<gelu_tanh_times>, gated<gelu_erf_times>, softcap, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
 };

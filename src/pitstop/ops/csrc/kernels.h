@@ -73,6 +73,8 @@ struct Kernels {
   void (*dequantize_group)(Weights kind, const uint8_t* panel, int group, float* out);
   void (*quantize)(const float* x, ptrdiff_t x_row, int depth, float levels, const Activations& out);
   bool (*takes_bytes)(Weights kind);  // whether int8 activations should come as bytes for these weights
+  // One column of a floating-point panel -> out [depth]
+  void (*linear_row)(Floats kind, const void* panel, int depth, int lane, float* out);
   void (*rms_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);
   void (*layer_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, const float* bias, int dim, float eps, float* out);
   void (*silu_mul)(const GateUp& x, float* out);

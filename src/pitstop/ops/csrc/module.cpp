@@ -62,6 +62,9 @@ void bind_rows(const Binder& bind) {
   bind("linear", +[](Address x, int64_t x_row, int rows, int kind, Address w, int depth, int columns, Address out) {
     linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, at<float>(out));
   });
+  bind("linear_rows", +[](int kind, Address w, int depth, int columns, Address ids, int count, float scale, Address out) {
+    linear_rows(kind, at<uint8_t>(w), depth, columns, at<int64_t>(ids), count, scale, at<float>(out));
+  });
   bind("add_bias", +[](Address y, int rows, int columns, Address bias) { add_bias(at<float>(y), rows, columns, at<float>(bias)); });
   bind("rms_norm", +[](Address x, int64_t x_row, int rows, int heads, Address weight, int dim, float eps, Address out) {
     rms_norm(at<float>(x), x_row, rows, heads, at<float>(weight), dim, eps, at<float>(out));
@@ -97,6 +100,9 @@ void bind_packed(nb::module_& m, const Binder& bind) {
                             int64_t out_row) {
     packed_linear(at<float>(x), x_row, rows, kind, at<uint8_t>(w), depth, columns, precision, at<float>(out), out_row);
   });
+  bind("packed_rows", +[](int kind, Address w, int depth, int columns, Address ids, int count, float scale, Address out) {
+    packed_rows(kind, at<uint8_t>(w), depth, columns, at<int64_t>(ids), count, scale, at<float>(out));
+  });
   nb::call_guard<nb::gil_scoped_release> unlocked;
   m.def("packed_bytes", [](int kind, int depth, int columns) { return (columns + 15) / 16 * packed_panel_bytes(kind, depth); });
   m.def("pack_blocks", [](int format, Address source, int rows, int depth, int first, Address out) {
@@ -104,9 +110,6 @@ void bind_packed(nb::module_& m, const Binder& bind) {
   }, unlocked);
   m.def("pack_int8", [](Address values, Address scales, int rows, int depth, Address out) {
     pack_int8(at<int8_t>(values), at<float>(scales), rows, depth, at<uint8_t>(out));
-  }, unlocked);
-  m.def("packed_rows", [](int kind, Address w, int depth, int columns, Address ids, int count, Address out) {
-    packed_rows(kind, at<uint8_t>(w), depth, columns, at<int64_t>(ids), count, at<float>(out));
   }, unlocked);
 }
 

@@ -92,20 +92,4 @@ void packed_linear(const float* x, ptrdiff_t x_row, int rows, int kind, const ui
   });
 }
 
-void packed_rows(int kind, const uint8_t* w, int depth, int columns, const int64_t* ids, int count, float* out) {
-  for (int i = 0; i < count; ++i)
-    if (ids[i] < 0 || ids[i] >= columns)
-      throw std::out_of_range("rows: ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + " of " + std::to_string(columns));
-  auto body = [&](int i) {
-    const uint8_t* panel = w + ids[i] / 16 * panel_bytes((Weights)kind, depth);
-    float values[GROUP * 16];
-    for (int group = 0; group < depth / GROUP; ++group) {
-      kernels().dequantize_group((Weights)kind, panel, group, values);
-      for (int k = 0; k < GROUP; ++k) out[(ptrdiff_t)i * depth + group * GROUP + k] = values[k * 16 + ids[i] % 16];
-    }
-  };
-  if ((int64_t)count * depth >= WORTH_SPLITTING / 16) return parallel(count, body);
-  for (int i = 0; i < count; ++i) body(i);
-}
-
 }  // namespace pitstop

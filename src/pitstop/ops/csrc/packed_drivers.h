@@ -20,7 +20,5 @@ void pack_int8(const int8_t* values, const float* scales, int rows, int depth, u
 // x [rows][depth] -> out [rows][columns], rows out_row floats apart
 void packed_linear(const float* x, ptrdiff_t x_row, int rows, int kind, const uint8_t* w, int depth, int columns, int precision, float* out,
                    ptrdiff_t out_row);
-// The dequantised weights of outputs ids[i] -> out [count][depth]. Throws std::out_of_range.
-void packed_rows(int kind, const uint8_t* w, int depth, int columns, const int64_t* ids, int count, float* out);
 
 }  // namespace pitstop

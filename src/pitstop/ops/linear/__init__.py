@@ -6,7 +6,7 @@ import torch
 
 from pitstop.ops.dispatch import Op
 from pitstop.ops.linear import cpu, ref, triton
-from pitstop.ops.linear.packing import QUANTIZED, PackedLinear, Precision, pack, pack_int8, pack_stored
+from pitstop.ops.linear.packing import PackedLinear, Precision, pack, pack_int8, pack_stored
 
 __all__ = ["PackedLinear", "Precision", "accumulate", "linear", "pack", "pack_int8", "pack_stored", "rows"]
 
@@ -28,12 +28,12 @@ def linear(x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
     return _linear(x, weight)
 
 
-def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
-    """Rows `ids` [n] int64 of the weight, exactly → [n, in] fp32 (an embedding that shares its matrix with the head).
+def rows(weight: PackedLinear, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """Rows `ids` [n] int64 of the weight, exactly, times `scale` → [n, in] fp32 (an embedding that shares its matrix with the head).
 
     Raises IndexError for one outside the matrix.
     """
-    return _rows(weight, ids) if weight.kind in QUANTIZED else ref.rows(weight, ids)
+    return _rows(weight, ids, scale)
 
 
 def accumulate(y: torch.Tensor, part: torch.Tensor, row: int, column: int) -> None:

@@ -48,13 +48,17 @@ def _quantised(x: torch.Tensor, weight: PackedLinear, out: torch.Tensor, first: 
     dispatch.native.packed_linear(x.data_ptr(), x.stride(0), len(x), kind, *size, precision, address, out.shape[1])
 
 
-def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor | Declined:
-    if weight.kind not in QUANTIZED:
+def rows(weight: PackedLinear, ids: torch.Tensor, scale: float) -> torch.Tensor | Declined:
+    if weight.kind in _FLOATS:
+        kind, gather = _FLOATS[weight.kind], dispatch.native.linear_rows
+    elif weight.kind in QUANTIZED:
+        kind, gather = QUANTIZED[weight.kind], dispatch.native.packed_rows
+    else:
         return Declined(f"packed as {weight.kind}")
     ids = ids.contiguous()
     out = dispatch.empty(len(ids), weight.in_features)
-    kind, depth, columns = QUANTIZED[weight.kind], weight.in_features, weight.out_features
-    dispatch.native.packed_rows(kind, weight.data.data_ptr(), depth, columns, ids.data_ptr(), len(ids), out.data_ptr())
+    size = weight.data.data_ptr(), weight.in_features, weight.out_features
+    gather(kind, *size, ids.data_ptr(), len(ids), scale, out.data_ptr())
     return out
 
 

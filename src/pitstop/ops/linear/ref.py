@@ -54,7 +54,12 @@ def rounded(x: torch.Tensor, levels: int) -> torch.Tensor:
     return (values * (largest.where(~small, 0) / levels)).flatten(1)
 
 
-def rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
+def rows(weight: PackedLinear, ids: torch.Tensor, scale: float) -> torch.Tensor:
+    found = _rows(weight, ids)
+    return found if scale == 1 else found * scale
+
+
+def _rows(weight: PackedLinear, ids: torch.Tensor) -> torch.Tensor:
     if weight.kind == "rows":
         return weight.data[ids]
     if weight.kind in FLOATS:
