@@ -1,6 +1,6 @@
 """Pitstop beside llama.cpp and OpenVINO GenAI: the same GGUF, prompts and token counts, in alternating turns. `make bench-peers`.
 
-    python bench/peers.py [--model NAME_OR_PATH] [--turns 3] [--only decode_1,prefill_512] [--quick] [--text FILE]
+    python bench/peers.py [--model NAME_OR_PATH] [--turns 3] [--only decode_1,prefill_512] [--peers llama_cpp] [--quick] [--text FILE]
 
 Run it on an idle machine. The ceiling comes first: an aim above it is void. A figure is the median of its turns, in tokens a second. Each
 peer runs in every variant (weights, flash attention, precisions) in the first turn, and those within 15 % of its best in the others; its
@@ -65,15 +65,15 @@ def ceiling(file: ModelFile, threads: int) -> Ceiling:
     return Ceiling(read_bandwidth(1.0), gemm, weight_bytes(file), 2 * 2 * c.layers * c.kv_heads * c.head_dim)
 
 
-def run_case(job: Job, ours: list[Pitstop], turns: int) -> dict[Variant, list[float]]:
+def run_case(job: Job, ours: list[Pitstop], peers: list[str], turns: int) -> dict[Variant, list[float]]:
     """Each variant's figures by turn; those far behind their engine's best have one only."""
-    figures: dict[Variant, list[float]] = {variant: [] for variant in (*ours, *PEERS)}
+    figures: dict[Variant, list[float]] = {variant: [] for variant in (*ours, *(peer for peer in PEERS if peer.engine in peers))}
     running, always = list(figures), (*ours, OPENVINO_EXACT)
     for turn in range(turns):
         for variant in tqdm(running, desc=job.case, leave=False):
             figures[variant].append(variant.speed(job))
         if turn == 0:
-            leaders = {engine: _best(figures, engine)[1] for engine in ("llama_cpp", "openvino")}
+            leaders = {engine: _best(figures, engine)[1] for engine in peers}
             running = [variant for variant in running if variant in always or figures[variant][0] >= NEAR * leaders[variant.engine]]
     return figures
 
@@ -88,13 +88,15 @@ def _best(figures: dict[Variant, list[float]], engine: str, case: str = "") -> t
     return max(medians.items(), key=lambda item: item[1])
 
 
-def row(what: str, case: str, ours: Pitstop, figures: dict[Variant, list[float]]) -> dict:
+def row(what: str, case: str, ours: Pitstop, peers: list[str], figures: dict[Variant, list[float]]) -> dict:
     pitstop = statistics.median(figures[ours])
-    (llama_variant, llama), (openvino_variant, openvino) = (_best(figures, engine, case) for engine in ("llama_cpp", "openvino"))
-    bar = llama if case in AGAINST_LLAMA_CPP else max(llama, openvino)
-    best_variants = {"llama_cpp_variant": str(llama_variant), "openvino_variant": str(openvino_variant)}
-    speeds = {"pitstop": pitstop, "llama_cpp": llama, "openvino": openvino, "openvino_fp32": statistics.median(figures[OPENVINO_EXACT])}
-    return {"what": what, **{name: round(value, 1) for name, value in speeds.items()}, "ratio": round(pitstop / bar, 3), **best_variants}
+    best = {engine: _best(figures, engine, case) for engine in peers}
+    bar = best["llama_cpp"][1] if case in AGAINST_LLAMA_CPP else max(speed for _, speed in best.values())
+    speeds = {"pitstop": pitstop, **{engine: speed for engine, (_, speed) in best.items()}}
+    if OPENVINO_EXACT in figures:
+        speeds["openvino_fp32"] = statistics.median(figures[OPENVINO_EXACT])
+    variants = {f"{engine}_variant": str(variant) for engine, (variant, _) in best.items()}
+    return {"what": what, **{name: round(value, 1) for name, value in speeds.items()}, "ratio": round(pitstop / bar, 3), **variants}
 
 
 def report(case: str, limits: Ceiling, figures: dict[Variant, list[float]], rows: list[dict]) -> None:
@@ -116,6 +118,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
+    parser.add_argument("--peers", default="llama_cpp,openvino", help="engines to compare with, separated by commas")
     parser.add_argument("--quick", action="store_true", help="one turn, without the context of 7,000 tokens")
     parser.add_argument("--text", help="a file of real text for the prompts")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="for every engine")
@@ -123,6 +126,11 @@ def arguments() -> argparse.Namespace:
     options.cases = options.only.split(",")
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"--only: {', '.join(unknown)}; choose among {', '.join(CASES)}")
+    options.peers = options.peers.split(",")
+    if unknown := set(options.peers) - {peer.engine for peer in PEERS}:
+        parser.error(f"--peers: {', '.join(unknown)}; choose among llama_cpp, openvino")
+    if "llama_cpp" not in options.peers and set(options.cases) & set(AGAINST_LLAMA_CPP):
+        parser.error(f"--peers: the bar of {' and '.join(AGAINST_LLAMA_CPP)} is llama_cpp's")
     if options.quick:
         options.turns = 1
         options.cases = [case for case in options.cases if case != "decode_1_7k"]
@@ -148,8 +156,8 @@ def main() -> None:
         job = Job(case, texts.prompts(tokenizer, texts.read(options.text), CASES[case]), Path(file.path), options.threads)
         whats = {case: exact, **({case + INT8: int8} if case in WITH_INT8 and activations_known() else {})}
         with Others() as others:
-            figures = run_case(job, list(whats.values()), options.turns)
-        new = [row(what, case, ours, figures) | {"others": round(others.share, 3)} for what, ours in whats.items()]
+            figures = run_case(job, list(whats.values()), options.peers, options.turns)
+        new = [row(what, case, ours, options.peers, figures) | {"others": round(others.share, 3)} for what, ours in whats.items()]
         report(case, limits, figures, new)
         print(f"  {others}", flush=True)
         rows += new
