@@ -128,8 +128,10 @@ def test_packing_loses_nothing(kind, shape):
         dispatch.native.set_isa(isa)
         assert torch.equal(rows(matrix, ids), values[ids])
         assert torch.equal(rows(matrix, many), values[many])
+        assert torch.equal(rows(matrix, ids, 0.7), values[ids] * 0.7)
     with dispatch.use("ref"):
         assert torch.equal(rows(matrix, ids), values[ids])
+        assert torch.equal(rows(matrix, ids, 0.7), values[ids] * 0.7)
     with pytest.raises(IndexError):
         rows(matrix, torch.tensor([shape[0]]))
     with pytest.raises(IndexError):

@@ -78,7 +78,7 @@ void packed(Random& random) {
       }
     std::vector<float> out(2 * depth);
     int64_t ids[] = {71, 3};
-    packed_rows(kind, weight.data(), depth, columns, ids, 2, out.data());
+    packed_rows(kind, weight.data(), depth, columns, ids, 2, 0.7f, out.data());
     print("packed_rows", out);
   }
 }
@@ -97,6 +97,10 @@ void floats(Random& random) {
       if (!kind) std::memcpy(w.data(), weight.data(), w.size());
       linear(x.data(), depth, rows, kind, w.data(), depth, columns, out.data());
       print("linear", out);
+      int64_t ids[] = {39, 3};
+      std::vector<float> found(2 * depth);
+      linear_rows(kind, w.data(), depth, columns, ids, 2, 0.7f, found.data());
+      print("linear_rows", found);
     }
 }
 
