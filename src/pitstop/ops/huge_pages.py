@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 
 import torch
 
@@ -22,9 +23,10 @@ def zeros(size: int) -> torch.Tensor:
     taken = -(-size // ALIGNMENT) * ALIGNMENT
     if taken > CHUNK:
         return _chunk(size)
-    if taken > len(_rest):
-        _rest = _chunk(CHUNK)
-    result, _rest = _rest[:size], _rest[taken:]
+    with _taking:
+        if taken > len(_rest):
+            _rest = _chunk(CHUNK)
+        result, _rest = _rest[:size], _rest[taken:]
     return result
 
 
@@ -40,3 +42,4 @@ def _chunk(size: int) -> torch.Tensor:
 
 
 _rest = torch.empty(0, dtype=torch.uint8)
+_taking = threading.Lock()  # models may be loaded side by side
