@@ -189,7 +189,7 @@ def test_a_planted_fault_is_seen(toy: Path, monkeypatch: pytest.MonkeyPatch, fau
         assert bits(LLM(toy, backend="cpu").generate(prompts, params)) == expected, "without guesses nothing is written twice"
     else:
         step = DecodeGraphs.step
-        monkeypatch.setattr(DecodeGraphs, "step", lambda self, x, spans, runs: step(self, x, 0, runs))
+        monkeypatch.setattr(DecodeGraphs, "step", lambda self, spans, runs: step(self, 0, runs))
     with pytest.raises((AssertionError, ValueError, RuntimeError)):  # rows that were never written may hold NaN, which a recording refuses
         compare(toy, prompts, params, expected)
 
