@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,6 @@ def test_each_gets_zeros_of_its_own() -> None:
         assert not tensor.any()
         made.append(tensor.fill_(number))
     assert all((tensor == number).all() for number, tensor in enumerate(made, 1))
-
-
-def test_threads_get_memory_of_their_own() -> None:
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda number: huge_pages.zeros(100).fill_(number % 251), range(4000)))
-    assert all((tensor == number % 251).all() for number, tensor in enumerate(made))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
