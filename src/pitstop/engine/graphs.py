@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -135,7 +136,7 @@ class DecodeGraphs:
         """
         self.recorded += 1
         tokens = self._view.tokens  # where the view keeps those of every step
-        graph = Graph(lambda tokens: self._forward(tokens, runs), tokens, self._arena)
+        graph = Graph(partial(self._forward, runs=runs), tokens, self._arena)
         true, other = tokens.clone(), (tokens + 1) % self._model.config.vocab_size
         expected = self._forward(other, runs)
         self._arena.poison()

@@ -24,12 +24,13 @@ class Readback:
     """Of the logits [rows, vocab] and final hidden states [rows, width], fp32, that a plan's spans want, in its order."""
 
     def __init__(self, plan: StepPlan, logits: torch.Tensor, states: torch.Tensor) -> None:
-        self._spans = [(span, False) for span in plan.spans]
+        choose = chosen_on_device(logits)
+        self._spans = [(span, choose and _plain(span)) for span in plan.spans]
         self.chosen: torch.Tensor | None = None
         """The tokens [rows] int64, on the device, where nothing but them is wanted."""
         self._ids: torch.Tensor | None = None
         self._done: torch.cuda.Event | None = None
-        if chosen_on_device(logits):
+        if choose:
             logits = self._choose(logits)
         self._logits, self._states = download(logits), download(states)
         if logits.is_cuda:
@@ -37,8 +38,7 @@ class Readback:
             self._done.record()
 
     def _choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """Choose the tokens of plain rows. Returns the others."""
-        self._spans = [(span, _plain(span)) for span, _ in self._spans]
+        """Choose the tokens of plain rows of logits [rows, vocab]. Returns the other rows."""
         plain = [plain for span, plain in self._spans if span.request.embed is None for _ in range(span.wanted)]
         draws = [draw for span, plain in self._spans if plain for draw in _draws(span)]
         if draws:

@@ -39,7 +39,7 @@ struct Partial {
 };
 
 constexpr int GAP = 16;  // floats after each row of many, which would else all lie in the same few sets of the nearest cache
-constexpr int SCORE_ROW = 128 + GAP;
+constexpr int SCORE_ROW = 128 + GAP;  // floats from one vector's scores to the next one's
 // Scores, scaled queries, a number for each, and a plane as fp32.
 static inline size_t segment_scratch(int count, int head_dim) {
   size_t plane = 128 * (size_t)head_dim + (head_dim > 128 ? head_dim : 128) * GAP;

@@ -98,9 +98,9 @@ INLINE void tile(const Product<W>& a, int row, int panel, int asked, int asks) {
 // through ever narrower ones. The first tile of each panel asks for its share of what comes next.
 template <int R, int C, class W>
 INLINE void sweep_from(const Product<W>& a, int first_row, int last_row, int panel, int panels) {
-  int lines = (a.ahead.bytes + LINE - 1) / LINE;
+  int lines = first_row ? 0 : (a.ahead.bytes + LINE - 1) / LINE;
   for (; panel + C <= panels; panel += C) {
-    int asked = first_row ? lines : lines * panel / panels, asks = first_row ? 0 : lines * (panel + C) / panels - asked;
+    int asked = lines * panel / panels, asks = lines * (panel + C) / panels - asked;
     for (int row = first_row; row < last_row; row += R, asks = 0) tile<R, C>(a, row, panel, asked, asks);
   }
   if constexpr (C > 1) sweep_from<R, C / 2>(a, first_row, last_row, panel, panels);
