@@ -101,6 +101,7 @@ class Model:
 
     def __init__(self, incarnation: int, options: argparse.Namespace, recorder: Recorder | None = None) -> None:
         self.options = options
+        self.behind = bool(options.background)
         self.incarnation = incarnation
         self.recorder = recorder
         self.taken = 0
@@ -114,6 +115,7 @@ class Model:
         self.lost: list[Output] = []
 
     def submit(self, request: Request) -> None:
+        assert not self.behind or request.id.startswith("probe-"), "a request for a worker that is in the background"
         if self.taken == self.options.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
         self.taken += 1
@@ -325,6 +327,7 @@ def main() -> None:
     poison = "while this file exists, every token is a wrong one; those of probes only, if it says so"
     parser.add_argument("--poison", type=Path, default=Path("/nonexistent"), help=poison)
     parser.add_argument("fd", type=int)
+    parser.add_argument("background", nargs="?", default="")
     parser.add_argument("--protocol", type=int, default=PROTOCOL)
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--wrong", action="store_true", help="every token is a wrong one")
@@ -368,6 +371,7 @@ def serve(sock: socket.socket, model: Model, incarnation: int, stray: bool) -> N
             if commands is None:
                 return
             assert isinstance(commands, Commands)
+            model.behind &= not commands.forward
             for request in commands.submit:
                 model.submit(request)
             taken += len(commands.submit)

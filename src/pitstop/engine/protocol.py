@@ -15,7 +15,7 @@ from pitstop.config import Adapter, EngineConfig
 from pitstop.kv.capacity import Capacity
 from pitstop.types import Output, Request
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of these messages. A worker may come from another installation than its front; they must agree on this."""
 
 MAX_MESSAGE = 256 << 20
@@ -56,13 +56,15 @@ class AdapterState(msgspec.Struct, frozen=True, array_like=True):
 class Commands(msgspec.Struct, tag=True, frozen=True):
     """Front → worker: what came since the last one. A cancel of an unknown or ended id is not an error.
 
-    `adapters` are in order, and come after the others.
+    `adapters` are in order, and come after the others. forward: requests come from now on; a worker that was begun in the background
+    takes its full share of the processors.
     """
 
     incarnation: int
     submit: list[Request] = []
     cancel: list[str] = []
     adapters: list[AdapterChange] = []
+    forward: bool = False
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -49,8 +49,12 @@ class Member:
         texts: Texts,
         command: Sequence[str],
         first: Process | None = None,
+        background: bool = False,
     ) -> None:
-        """first: a process for the first worker that was spawned ahead. The member starts at once; await `ready`."""
+        """first: a process for the first worker that was spawned ahead. background: leave the processors to others until `call_forward`.
+
+        The member starts at once; await `ready`.
+        """
         self.number = number
         self.config = engine
         self.texts = texts
@@ -65,6 +69,7 @@ class Member:
         self._owner = owner
         self.command = tuple(command)
         self._first = first
+        self._background = background
         self._incarnation = 0
         self._worker: Worker | None = None
         self._decoding = Decoding(texts.tokenizer)
@@ -224,6 +229,12 @@ class Member:
         if self._worker is not None:
             self._worker.change(AdapterChange(adapter, False))
 
+    def call_forward(self) -> None:
+        """Requests come from now on. The member must be up."""
+        if self._background:
+            self._background = False
+            self._worker.call_forward()
+
     def retire(self) -> None:
         """Take no new requests, and end when the last one has ended; `gone` is set then."""
         self._retiring, self.routed = True, False
@@ -325,7 +336,7 @@ class Member:
                 post(self._on_start, message)
 
         try:
-            process, self._first = self._first or spawn(self.command), None
+            process, self._first = self._first or spawn(self.command, self._background), None
         except OSError as error:
             raise ConfigError(f"the worker cannot be started: {error}") from error
         config = replace(self.config, adapters=self._owner.adapters.all())

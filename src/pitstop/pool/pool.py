@@ -135,14 +135,20 @@ class Pool:
     # Members
 
     def add_member(
-        self, engine: EngineConfig, first: Process | None = None, texts: Texts | None = None, command: Sequence[str] | None = None
+        self,
+        engine: EngineConfig,
+        first: Process | None = None,
+        texts: Texts | None = None,
+        command: Sequence[str] | None = None,
+        background: bool = False,
     ) -> Member:
         """A new member that starts now and gets no requests before it is promoted. One that dies before that is not replaced.
 
-        texts: of the model that `engine` names, by default those of the model that is served; command: the worker program.
+        texts: of the model that `engine` names, by default those of the model that is served; command: the worker program; background:
+        leave the processors to the others until then.
         Await its `ready`, which raises ConfigError when it cannot start; `retire` it when it is not wanted.
         """
-        member = Member(next(self._numbers), engine, self.config, self, texts or self.texts, command or self._command, first)
+        member = Member(next(self._numbers), engine, self.config, self, texts or self.texts, command or self._command, first, background)
         self.members.append(member)
         return member
 
@@ -157,6 +163,7 @@ class Pool:
         if replacing is not None:
             member.position, replacing.position = replacing.position, member.position
         member.routed = True
+        member.call_forward()
         if member.texts is not self.texts:
             self._dispatch.texts = member.texts
             self._dispatch.router.forget()

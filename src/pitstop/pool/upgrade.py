@@ -1,6 +1,6 @@
 """The two-phase upgrade: a new worker loads, is examined and warmed beside the one that serves; then new requests go to it.
 
-Whatever fails before that leaves everything as it was. The old worker finishes what it has, and goes.
+It is in the background until then, and whatever fails leaves everything as it was. The old worker finishes what it has, and goes.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Upgrade:
         self._enter("loading")
         pool = self._pool
         self._old = old
-        new = self._new = pool.add_member(plan.config, texts=plan.texts, command=plan.command)
+        new = self._new = pool.add_member(plan.config, texts=plan.texts, command=plan.command, background=True)
         facts = await new.ready()
         if facts.context < plan.context:
             raise UpgradeFailed(
@@ -253,7 +253,7 @@ class Upgrade:
 
     async def _put_back(self, old: Member, new: Member) -> None:
         """One of several was replaced before another failed: a worker like the old one takes its place again."""
-        again = self._pool.add_member(old.config, texts=old.texts, command=old.command)
+        again = self._pool.add_member(old.config, texts=old.texts, command=old.command, background=True)
         try:
             await again.ready()
             self._pool.promote(again, replacing=new)

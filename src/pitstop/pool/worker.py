@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 WORKER_COMMAND = (sys.executable, "-m", "pitstop.engine.worker")
 """The worker program; it gets the number of its socket's file descriptor as last argument."""
 
-_Command = Request | str | AdapterChange  # to be submitted, an id to be cancelled, or else
+_Command = Request | str | AdapterChange | bool  # to be submitted, an id to be cancelled, or else; True: come forward
 
 _EXIT_GRACE = 5.0  # seconds between end of file and SIGKILL
 
@@ -41,14 +41,15 @@ class Process(NamedTuple):
     plans: int
 
 
-def spawn(command: Sequence[str] = WORKER_COMMAND) -> Process:
-    """Start a worker process. Raises OSError when it cannot be started."""
+def spawn(command: Sequence[str] = WORKER_COMMAND, background: bool = False) -> Process:
+    """Start a worker process, in the background (engine.background) or not. Raises OSError when it cannot be started."""
     ours, theirs = socket.socketpair()
     plans = recorder.memory()
     try:
         with theirs:
             # A session of its own: Ctrl-C in the terminal reaches the front only, which then drains.
-            process = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno(), plans], start_new_session=True)
+            words = [*command, str(theirs.fileno()), *(["background"] if background else [])]
+            process = subprocess.Popen(words, pass_fds=[theirs.fileno(), plans], start_new_session=True)
     except OSError:
         ours.close()
         os.close(plans)
@@ -113,6 +114,10 @@ class Worker:
     def change(self, change: AdapterChange) -> None:
         self._commands.put(change)
 
+    def call_forward(self) -> None:
+        """Take it out of the background."""
+        self._commands.put(True)
+
     def stop(self) -> None:
         """Close the line: the worker exits on end of file, and is killed if it does not within a few seconds. Returns at once."""
         self._commands.put(None)
@@ -145,7 +150,7 @@ class Worker:
             while (first := self._commands.get()) is not None:
                 batch = self._batch(first)
                 parts = ([command for command in batch if isinstance(command, kind)] for kind in (Request, str, AdapterChange))
-                send(self._socket, Commands(self.incarnation, *parts))
+                send(self._socket, Commands(self.incarnation, *parts, forward=any(command is True for command in batch)))
         except OSError:  # the reader sees the end of file and reports it
             pass
         except Exception:

@@ -75,6 +75,7 @@ async def test_requests_before_during_and_after_all_complete_and_the_old_worker_
         (new,) = pool.members
         assert (new.config.threads, new.routed, old.gone.is_set()) == (1, True, True)
         assert new.config.kv.memory == KV_MEMORY  # what the old one had
+        assert psutil.Process(new.pid).cmdline()[-1] == "background"  # and it was called forward, or it would have refused its requests
         report = upgrade.report()
         assert report["gate"] == {"smoke_tokens": 64, "canaries_equal": 3, "mean_kl": None, "same_top": None, "positions": None}
         assert [phase["state"] for phase in report["phases"]] == ["checking", "loading", "gating", "warming", "switching", "retiring"]

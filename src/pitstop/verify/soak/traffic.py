@@ -96,13 +96,18 @@ class Traffic:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _next(self) -> Ask:
+    def _take(self) -> int:
         self.number += 1
-        return draw(self._plan.seed, self.number - 1, self._target.model, self._context)
+        return self.number - 1
+
+    def _next(self) -> Ask:
+        return draw(self._plan.seed, self._take(), self._target.model, self._context)
 
     async def _abandon(self) -> None:
-        """Many long answers at once, all left alone when the first of them has begun: some run, some are being read, some are queued."""
-        asks = [crowd(self._plan.seed, f"{self.number}.{i}", self._target.model, self._context) for i in range(CROWD)]
+        """Many long answers at once, all left alone when the first of them has begun: some run, some are being read, some are queued.
+        The crowd takes a number, so that a round too short for anything else repeats nobody's prompts."""
+        number = self._take()
+        asks = [crowd(self._plan.seed, f"{number}.{i}", self._target.model, self._context) for i in range(CROWD)]
         tasks = [asyncio.create_task(self._first_chunk(ask)) for ask in asks]
         self.sent += CROWD
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -75,6 +75,15 @@ def test_an_interrupted_soak_goes_on_where_it_was(tmp_path: Path):
     assert judge(whole, NO_GROWTH, outcome.seconds) == outcome  # the file is all that the verdict is made of
 
 
+def test_rounds_without_time_for_a_request_repeat_nobodys_prompts(tmp_path: Path):
+    state = tmp_path / "state.jsonl"
+    with fake_server() as server:
+        soak.run(connect(server.url), NO_GROWTH, soak.Plan(seconds=2, rate=0.01), state)
+    numbers = [sample.number for sample in record.reopen(state).samples]
+    assert len(numbers) > 2
+    assert numbers == list(range(len(numbers)))  # one for each crowd
+
+
 def test_a_resumed_soak_knows_the_server_and_its_restarts(tmp_path: Path):
     state = tmp_path / "state.jsonl"
     with fake_server() as server:

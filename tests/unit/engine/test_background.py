@@ -1,0 +1,105 @@
+"""Work of low priority, and a real worker that begins with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import toy_gguf
+
+from pitstop.config import EngineConfig, KVConfig
+from pitstop.engine import background
+from pitstop.engine.protocol import PROTOCOL, Commands, Ready, Start, Step, ToFront, receive, send
+from pitstop.pool.probe import probe_request
+from pitstop.pool.worker import spawn
+
+LENGTH = 12  # of an answer, in tokens
+
+
+def nice(thread: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, thread)
+
+
+def own_nice() -> int:
+    return nice(threading.get_native_id())
+
+
+def test_the_callers_priority_stays_and_that_of_the_work_and_its_threads_is_low():
+    before = own_nice()
+    seen = []
+
+    def work() -> str:
+        seen.append(own_nice())
+        child = threading.Thread(target=lambda: seen.append(own_nice()))
+        child.start()
+        child.join()
+        return "done"
+
+    assert background.run(work) == "done"
+    assert seen == [max(before, background.NICE)] * 2
+    assert own_nice() == before
+
+
+def test_what_the_work_raises_is_raised():
+    def work() -> None:
+        raise ValueError("no such model")
+
+    with pytest.raises(ValueError, match="no such model"):
+        background.run(work)
+
+
+def test_a_worker_in_the_background_comes_forward_and_answers_as_before(tmp_path: Path, all_cores: None):
+    toy = toy_gguf.write_toy_gguf(tmp_path / "toy.gguf")
+    sock, process, plans = spawn(background=True)
+    try:
+        config = EngineConfig(str(toy), device="cpu", threads=2, kv=KVConfig(context=256, memory=64 << 20))
+        send(sock, Start(1, config, protocol=PROTOCOL))
+        assert isinstance(ready := receive(sock, ToFront), Ready), ready
+        first, low = watched(sock, process.pid)
+        assert set(low) == {background.NICE}
+        send(sock, Commands(1, forward=True))
+        assert receive(sock, ToFront).outputs == []
+        again, high = watched(sock, process.pid)
+        assert again == first
+        assert set(high) == {own_nice()}
+        assert group_nice(process.pid) in (0, None)
+    finally:
+        sock.close()
+        os.close(plans)
+        assert process.wait(10) == 0
+
+
+def watched(sock: socket.socket, pid: int) -> tuple[list[int], list[int]]:
+    """An answer, and the priority of each thread that has computed for it."""
+    tokens = answer(sock)
+    before = used(pid)
+    assert answer(sock) == tokens
+    return tokens, [nice(thread) for thread, time in used(pid).items() if time > before[thread]]
+
+
+def used(pid: int) -> dict[int, int]:
+    """Nanoseconds of processor time of each thread."""
+    return {int(thread.name): int((thread / "schedstat").read_text().split()[0]) for thread in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def group_nice(pid: int) -> int | None:
+    """Of the autogroup, where there are those."""
+    try:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+    except (OSError, IndexError):
+        return None
+
+
+def answer(sock: socket.socket) -> list[int]:
+    """Greedy tokens, from the real engine."""
+    send(sock, Commands(1, submit=[probe_request(list(range(5, 45)), LENGTH, 60.0)]))
+    tokens = []
+    while len(tokens) < LENGTH:
+        step = receive(sock, ToFront)
+        assert isinstance(step, Step)
+        for output in step.outputs:
+            tokens += output.tokens
+    return tokens
