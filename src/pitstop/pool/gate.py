@@ -19,8 +19,8 @@ from pitstop.stats import Comparison
 from pitstop.text.tokenizer import Tokenizer
 from pitstop.types import SEGMENT
 
-TIMEOUT = 120.0
-"""Seconds for one question."""
+TIMEOUT = 600.0
+"""Seconds for one question: the new worker may have a tenth of the processors."""
 
 ANSWER = 64
 """Tokens of a canary's answer."""

@@ -233,6 +233,7 @@ class Member:
         """Requests come from now on. The member must be up."""
         if self._background:
             self._background = False
+            self._watch.silence = 0.0
             self._worker.call_forward()
 
     def retire(self) -> None:
@@ -250,8 +251,11 @@ class Member:
         self._depart()
 
     def watch(self, seconds: float) -> None:
-        """So much time went by since the last call. Shoots a worker that hangs."""
-        if self.up and self.busy and self._watch.passed(seconds, self._vitals.pulse):
+        """So much time went by since the last call. Shoots a worker that hangs.
+
+        In the background it may be as slow as others are busy: whoever asks it there has a time limit.
+        """
+        if not self._background and self.up and self.busy and self._watch.passed(seconds, self._vitals.pulse):
             silence, limit = self._watch.silence, self._watch.limit
             log.error("worker %d hangs: silent for %.1f s, %s (limit %.1f s)", self.number, silence, self._vitals.pulse(), limit)
             self._watch.silence = 0.0

@@ -13,7 +13,7 @@ from pools import TOKENIZER, answer, ask, run, running_pool, until
 
 from pitstop.engine import pace
 from pitstop.engine.protocol import Ready, Stats, Step
-from pitstop.errors import Quarantined, WorkerDied
+from pitstop.errors import DeadlineExceeded, Quarantined, WorkerDied
 from pitstop.kv.capacity import Capacity
 from pitstop.pool.watchdog import FACTOR, TICK, Vitals, Watch
 from pitstop.types import Request, SamplingParams
@@ -205,3 +205,17 @@ async def test_a_front_that_was_busy_itself_shoots_nobody():
         time.sleep(1.5)
         assert (await answer(stream))[1] == "length"
         assert pool.gauges().restarts == 0
+
+
+@run
+async def test_a_worker_in_the_background_has_the_time_that_who_asks_gives_it():
+    async with running_pool(hang_floor=0.5) as pool:
+        (first,) = pool.members
+        second = pool.add_member(first.config, background=True)
+        await second.ready()
+        frozen = TOKENIZER.encode("#freeze 2#")
+        with pytest.raises(DeadlineExceeded):
+            await second.probe(frozen, 5, 2.0)
+        pool.promote(second)
+        with pytest.raises(WorkerDied):
+            await second.probe(frozen, 5, 20.0)
