@@ -33,6 +33,7 @@ Scenario = Callable[[Kit], Awaitable[None]]
 SCENARIOS: dict[str, Scenario] = {
     "kill": chaos_workers.kill,
     "stop": chaos_workers.stop,
+    "canary": chaos_workers.canary,
     "poison": chaos_workers.poison,
     "saturation": chaos_workers.saturation,
     "overload": chaos_load.overload,

@@ -131,7 +131,7 @@ async def poison(kit: Kit) -> None:
         right = await undisturbed(server)
         await until(lambda: _probed(server), 30)
         for count in range(rounds):
-            noticed_at, answers = await _poisoned(server, 1 + 120 * (count % 5), noticed)
+            noticed_at, answers = await _poisoned(server, signal.SIGUSR1, 1 + 120 * (count % 5), noticed)
             for answer, one in zip(answers, itertools.cycle(right)):
                 if answer.content() == one:
                     tally["equal"] += 1
@@ -151,7 +151,30 @@ async def poison(kit: Kit) -> None:
     kit.figures |= {"rounds": rounds, "noticed_s": rounded(noticed), "answers": tally}
 
 
-async def _poisoned(server: Server, tokens: int, noticed: list[float]) -> tuple[float, list[Answer]]:
+async def canary(kit: Kit) -> None:
+    """A worker whose answers to probes alone are wrong: what people asked it ends as if nothing had been."""
+    rounds = kit.size(3, 10)
+    noticed: list[float] = []
+    differ: list[str] = []
+    ended = 0
+    options = ("--context", "2048", "--kv-memory", "512MiB", "--health-interval", f"{POISON_INTERVAL:g}")
+    async with serving(kit, *options, saboteur=True) as server:
+        right = await undisturbed(server)
+        await until(lambda: _probed(server), 30)
+        for count in range(rounds):
+            _, answers = await _poisoned(server, signal.SIGUSR2, 1 + 120 * (count % 5), noticed)
+            pairs = zip(answers, itertools.cycle(right))
+            differ += [answer.error or "another text" for answer, one in pairs if answer.content() != one]
+            ended += len(answers)
+            await until(lambda: _well(server), 60)
+        restarts, errors = await server.metrics(RESTARTS, 'pitstop_requests_finished_total{reason="error"}')
+    kit.promise(f"noticed within {DETECTION:g} s", max(noticed) < DETECTION, f"asked every {POISON_INTERVAL:g} s: {spread(noticed)}")
+    kit.promise("every stream ends, equal to the bit", not differ, f"{ended - len(differ)} of {ended} {'; '.join(differ[:2])}".strip())
+    kit.promise("replaced each time, no error", restarts == rounds and not errors, f"{restarts:.0f} new workers, {errors:.0f} errors")
+    kit.figures |= {"rounds": rounds, "noticed_s": rounded(noticed), "streams": ended}
+
+
+async def _poisoned(server: Server, harm: signal.Signals, tokens: int, noticed: list[float]) -> tuple[float, list[Answer]]:
     """Poison the worker after so many tokens, under waves that go on until it is noticed: when that was, and all answers."""
     answers: list[Answer] = []
     found = asyncio.Event()
@@ -167,7 +190,7 @@ async def _poisoned(server: Server, tokens: int, noticed: list[float]) -> tuple[
     waves = asyncio.create_task(more())
     await _generated(server, start + tokens)
     (worker,) = server.workers()
-    os.kill(worker, signal.SIGUSR1)
+    os.kill(worker, harm)
     noticed.append(await until(seen, 60))
     moment = time.monotonic()
     found.set()

@@ -1,4 +1,5 @@
-"""Makes an engine worker that can be poisoned: on SIGUSR1 the bits of one weight matrix flip, and its answers are wrong from then on.
+"""Makes an engine worker that can be poisoned: on SIGUSR1 the bits of one weight matrix flip, and its answers are wrong from then on; on
+SIGUSR2 its answers to probes alone are.
 
 Python runs this file by its name when the folder is in PYTHONPATH. In every process but an engine worker it does nothing.
 """
@@ -22,5 +23,26 @@ def poison(*_: object) -> None:
     half.copy_(255 - half)
 
 
+def poison_probes(*_: object) -> None:
+    """Tokens for probes are others than those computed."""
+    import msgspec
+
+    import __main__ as worker
+
+    send = worker.send
+
+    def falsified(sock: object, message: object) -> None:
+        if isinstance(message, worker.Step):
+            outputs = [_other(output) if output.id.startswith("probe-") else output for output in message.outputs]
+            message = msgspec.structs.replace(message, outputs=outputs)
+        send(sock, message)
+
+    def _other(output: object) -> object:
+        return msgspec.structs.replace(output, tokens=[token ^ 1 for token in output.tokens])
+
+    worker.send = falsified
+
+
 if "pitstop.engine.worker" in sys.orig_argv:
     signal.signal(signal.SIGUSR1, poison)
+    signal.signal(signal.SIGUSR2, poison_probes)
