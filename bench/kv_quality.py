@@ -32,7 +32,6 @@ from tqdm import tqdm
 from pitstop import LLM, SamplingParams, codecs
 from pitstop.config import usable_cores
 from pitstop.engine import sampler
-from pitstop.engine.runner import Runner
 from pitstop.kv.capacity import bits_per_value
 from pitstop.models.weights.fetch import pull
 from pitstop.models.weights.gguf import open_gguf
@@ -91,22 +90,18 @@ def compare(models: dict[str, LLM], windows: list[list[int]], bar: tqdm) -> dict
 
 def decoded_logits(llm: LLM, window: list[int], first: int) -> np.ndarray:
     """Logits at the positions first … len(window) - 2, decoded one by one along the window, [n, vocab] fp32."""
-    rows, original = [], Runner.logits
-
-    def keep(runner: Runner, plan) -> np.ndarray:
-        logits = original(runner, plan)
-        rows.append(logits[-1].copy())
-        return logits
+    rows = []
 
     def forced(logits: np.ndarray, params: SamplingParams, known: list[int], *rest) -> int:
+        rows.append(logits.copy())
         return window[len(known)]
 
     params = SamplingParams(max_tokens=len(window) - first - 1, ignore_eos=True)
-    with mock.patch.object(Runner, "logits", keep), mock.patch.object(sampler, "sample", forced):
+    with mock.patch.object(sampler, "sample", forced):
         llm.engine.submit(Request(id="decode", prompt=window[: first + 1], params=params))
         while llm.engine.busy:
             llm.engine.step()
-    return np.stack(rows[-params.max_tokens :])
+    return np.stack(rows)
 
 
 def check_decoding(models: dict[str, LLM], window: list[int]) -> None:

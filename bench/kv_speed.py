@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import corpora
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 from pitstop import LLM, SamplingParams, codecs
 from pitstop.config import usable_cores
-from pitstop.engine.runner import Runner
+from pitstop.engine.runner import Runner, Running
 from pitstop.kv.capacity import page_bytes, stream_pages, tail_bytes
 from pitstop.models.weights.fetch import pull
 from pitstop.models.weights.gguf import open_gguf
@@ -62,13 +63,13 @@ class Engine:
 
     def prefill(self, prompt: list[int]) -> float:
         """Prompt tokens a second to the first token. Keeps what the stream had in the cache."""
-        plans, original = [], Runner.run
+        plans, original = [], Runner.launch
 
-        def keep(runner: Runner, plan: StepPlan) -> StepResult:
+        def keep(runner: Runner, plan: StepPlan, before: Running | None) -> Running:
             plans.append(plan)
-            return original(runner, plan)
+            return original(runner, plan, before)
 
-        with mock.patch.object(Runner, "run", keep):
+        with mock.patch.object(Runner, "launch", keep):
             begin = time.perf_counter()
             self._submit("prefill", prompt, 1)
             while self._engine.busy:
@@ -83,13 +84,16 @@ class Engine:
         """So many streams at the prompt's end, each with a copy of what the prefill left: nothing is computed but a warm-up."""
         store, last = self._engine._runner.store, self._segments.shape[1] - 1
 
-        def copied(runner: Runner, plan: StepPlan) -> StepResult:
+        def copied(runner: Runner, plan: StepPlan, before: Running | None) -> Running:
             for span in plan.spans:  # streams that came first decode while the others come, and may seal a segment more
                 store.pages[:, span.pages] = self._segments[:, [min(i, last) for i in range(len(span.pages))]]
                 store.tails[:, [piece.tail for piece in span.pieces]] = self._tail[:, None]
-            return {span.request.id: Sampled([0]) for span in plan.spans if span.samples}
+            return Running(plan, SimpleNamespace(chosen=None), 0.0, 0)
 
-        with mock.patch.object(Runner, "run", copied):
+        def sampled(runner: Runner, running: Running) -> StepResult:
+            return {span.request.id: Sampled([0]) for span in running.plan.spans if span.samples}
+
+        with mock.patch.object(Runner, "launch", copied), mock.patch.object(Runner, "finish", sampled):
             for stream in range(streams):
                 self._submit(str(stream), prompt, self.llm.engine.context - len(prompt))
             while len(self._engine.step()) < streams:

@@ -39,15 +39,15 @@ ANSWER_TOKENS = 40
 
 def all_logits(llm: LLM, prompt: list[int], first: int = 0) -> np.ndarray:
     """Pitstop's logits at every position from `first` on, [len(prompt) - first, vocab] fp32, computed in chunks as the server does."""
-    chunks, original = [], Runner.logits
+    chunks, original = [], Runner.forward
 
-    def keep(runner: Runner, plan: StepPlan) -> np.ndarray:
-        logits = original(runner, plan)
-        chunks.append(logits[max(first - plan.spans[0].start, 0) :].copy())
-        return logits
+    def keep(runner: Runner, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, states = original(runner, plan)
+        chunks.append(logits[max(first - plan.spans[0].start, 0) :].numpy().copy())
+        return logits, states
 
     unscored = mock.patch.object(sampler, "logprob", lambda row, token, count: Logprob(token, 0.0))  # nobody looks at them
-    with unscored, mock.patch.object(Runner, "logits", keep):
+    with unscored, mock.patch.object(Runner, "forward", keep):
         llm.engine.submit(Request(id="score", prompt=prompt, params=SamplingParams(max_tokens=0, prompt_logprobs=0)))
         while llm.engine.busy:
             llm.engine.step()

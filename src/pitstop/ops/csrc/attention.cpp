@@ -92,7 +92,7 @@ Head locate(const Call& call, const Block& block, int segment) {
 // The keys of a block's segment, to be asked for before they are read.
 Ahead keys_of(const Call& call, const Block& block, int segment) {
   Head head = locate(call, block, segment);
-  return {head.keys, (int)plane_bytes(head.key_plane, call.cache.head_dim)};
+  return ahead_of(head.key_plane, head.keys, call.cache.head_dim, true, std::min(SEGMENT, block.start + block.rows - segment * SEGMENT));
 }
 
 float temperature(const Queries& queries, int position) {

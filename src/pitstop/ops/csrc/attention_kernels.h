@@ -147,9 +147,9 @@ void weigh_values(const SegmentBlock& b, Rows<T> values, const float* weights, f
 }
 
 template <class T>
-void score(const SegmentBlock& b, const float* q, Rows<T> keys, int first, int last, float* scores) {
+void score(const SegmentBlock& b, const float* q, Rows<T> keys, int first, int last, int seen, float* scores) {
   multiply(Product<T>{q, b.head_dim, keys.data, keys.row, LANES, b.head_dim, scores + first * LANES, SCORE_ROW, false, first * LANES,
-                      Ahead{b.values, (int)plane_bytes(b.value_plane, b.head_dim)}},
+                      ahead_of(b.value_plane, b.values, b.head_dim, false, seen)},
            b.count, last - first);
 }
 
@@ -204,7 +204,7 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
     fold_keys(b, ranges, q, bias);
     folded = q;
   }
-  with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, folded, keys, first, last, scores); });
+  with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, folded, keys, first, last, high, scores); });
   for (int i = 0; i < b.count; ++i) {
     if (b.low[i] < b.high[i])
       softmax_numerators(scores + i * SCORE_ROW, first, last, b.low[i], b.high[i], bias[i], b.scale[i], b.softcap[i], out.largest + i,

@@ -11,6 +11,13 @@ namespace pitstop {
 namespace {
 
 constexpr int SEGMENT = 128;
+constexpr int64_t WORTH_SHARING = 1 << 11;  // numbers appended: half of them go to a line of their own
+
+// The new key's numbers lie in a line each, which are asked for while others are written.
+void ask_for_keys(const Cache& cache, const Item& item, int head) {
+  const uint8_t* at = tail_head(cache, item.tail, head).keys + item.start % SEGMENT * (cache.half ? 2 : 4);
+  for (int d = 0; d < cache.head_dim; ++d) __builtin_prefetch(at + (ptrdiff_t)d * SEGMENT * (cache.half ? 2 : 4), 1);
+}
 
 }  // namespace
 
@@ -72,16 +79,18 @@ void check_items(const Cache& cache, const Item* items, int count, int rows) {
 
 void append(const float* k, ptrdiff_t k_row, const float* v, ptrdiff_t v_row, int rows, const Cache& cache, const Item* items, int count) {
   check_items(cache, items, count, rows);
+  int units = count * cache.kv_heads;
   auto write = [&](int unit) {
     const Item& item = items[unit / cache.kv_heads];
     int head = unit % cache.kv_heads;
     Head to = tail_head(cache, item.tail, head);
+    if (unit + 1 < units) ask_for_keys(cache, items[(unit + 1) / cache.kv_heads], (unit + 1) % cache.kv_heads);
     for (int r = 0; r < item.count; ++r)
       kernels().append(k + (item.row + r) * k_row + head * cache.head_dim, v + (item.row + r) * v_row + head * cache.head_dim, to.keys,
                        to.values, cache.half, cache.head_dim, (item.start + r) % SEGMENT);
   };
-  if ((int64_t)rows * cache.kv_heads * cache.head_dim >= 1 << 14) return parallel(count * cache.kv_heads, write);
-  for (int unit = 0; unit < count * cache.kv_heads; ++unit) write(unit);
+  if ((int64_t)rows * cache.kv_heads * cache.head_dim >= WORTH_SHARING) return parallel(units, write);
+  for (int unit = 0; unit < units; ++unit) write(unit);
 }
 
 void seal(const Cache& cache, const Item* items, int count, const int32_t* table, int table_size) {

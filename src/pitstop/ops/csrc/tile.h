@@ -40,7 +40,6 @@ struct Product {
   Ahead ahead = {};
 };
 
-constexpr int LINE = 64;  // bytes of a cache line
 constexpr int ACCUMULATORS = REGISTERS == 32 ? 24 : 12;                                    // native registers for sums
 constexpr int TILE_ROWS = ACCUMULATORS / PARTS >= 12 ? 12 : ACCUMULATORS / PARTS;          // most rows of one tile
 constexpr int tile_panels(int rows) {
@@ -79,11 +78,17 @@ INLINE void tile(const Product<W>& a, int row, int panel, int asked, int asks) {
   UNROLL for (int r = 0; r < R; ++r) {
     UNROLL for (int c = 0; c < C; ++c) sums[r][c] = a.resume ? load(out + r * a.out_row + c * LANES) : broadcast(0.0f);
   }
-  const uint8_t *ahead = a.ahead.data + (ptrdiff_t)asked * LINE, *end = ahead + (ptrdiff_t)asks * LINE;
-  int share = asks ? (asks + a.depth - 1) / a.depth : 0, k = 0;
-  for (; ahead < end && k < a.depth; ++k, at += a.w_k) {
-    for (int i = 0; i < share && ahead < end; ++i, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
-    multiply_step<R, C>(a, x + k, at, sums);
+  int k = 0;
+  if (asks) {
+    int lines = a.ahead.lines, share = (asks + a.depth - 1) / a.depth, line = asked % lines;
+    const uint8_t* begin = a.ahead.data + asked / lines * a.ahead.row;
+    for (int left = asks; left && k < a.depth; ++k, at += a.w_k) {
+      for (int i = 0; i < share && left; ++i, --left) {
+        __builtin_prefetch(begin + line * LINE, 0, 2);
+        if (++line == lines) line = 0, begin += a.ahead.row;
+      }
+      multiply_step<R, C>(a, x + k, at, sums);
+    }
   }
   for (; k + 4 <= a.depth; k += 4) {
     UNROLL for (int i = 0; i < 4; ++i, at += a.w_k) multiply_step<R, C>(a, x + k + i, at, sums);
@@ -98,7 +103,7 @@ INLINE void tile(const Product<W>& a, int row, int panel, int asked, int asks) {
 // through ever narrower ones. The first tile of each panel asks for its share of what comes next.
 template <int R, int C, class W>
 INLINE void sweep_from(const Product<W>& a, int first_row, int last_row, int panel, int panels) {
-  int lines = first_row ? 0 : (a.ahead.bytes + LINE - 1) / LINE;
+  int lines = first_row ? 0 : a.ahead.count();
   for (; panel + C <= panels; panel += C) {
     int asked = lines * panel / panels, asks = lines * (panel + C) / panels - asked;
     for (int row = first_row; row < last_row; row += R, asks = 0) tile<R, C>(a, row, panel, asked, asks);
