@@ -7,7 +7,8 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import texts
 from chaos_client import Answer, Prober, ask, together
@@ -120,16 +121,23 @@ async def _disturb(kit: Kit, number: signal.Signals) -> None:
     kit.figures |= {"rounds": rounds, "noticed_s": rounded(noticed), "longest_pause_s": round(max(pauses, default=0), 3), "streams": ended}
 
 
+@asynccontextmanager
+async def _poisonable(kit: Kit) -> AsyncIterator[tuple[Server, list[list]]]:
+    """A server whose workers can be poisoned and have been right once, and what the wave's answers must be."""
+    options = ("--context", "2048", "--kv-memory", "512MiB", "--health-interval", f"{POISON_INTERVAL:g}")
+    async with serving(kit, *options, saboteur=True) as server:
+        right = await undisturbed(server)
+        await until(lambda: _probed(server), 30)
+        yield server, right
+
+
 async def poison(kit: Kit) -> None:
     """Flipped bits in a worker's weights, under load."""
     rounds = kit.size(3, 10)
     noticed: list[float] = []
     tally = dict.fromkeys(("equal", "ended with an error", "wrong, and ended before it was noticed", "wrong, and went on"), 0)
     later_differ = 0
-    options = ("--context", "2048", "--kv-memory", "512MiB", "--health-interval", f"{POISON_INTERVAL:g}")
-    async with serving(kit, *options, saboteur=True) as server:
-        right = await undisturbed(server)
-        await until(lambda: _probed(server), 30)
+    async with _poisonable(kit) as (server, right):
         for count in range(rounds):
             noticed_at, answers = await _poisoned(server, signal.SIGUSR1, 1 + 120 * (count % 5), noticed)
             for answer, one in zip(answers, itertools.cycle(right)):
@@ -157,10 +165,7 @@ async def canary(kit: Kit) -> None:
     noticed: list[float] = []
     differ: list[str] = []
     ended = 0
-    options = ("--context", "2048", "--kv-memory", "512MiB", "--health-interval", f"{POISON_INTERVAL:g}")
-    async with serving(kit, *options, saboteur=True) as server:
-        right = await undisturbed(server)
-        await until(lambda: _probed(server), 30)
+    async with _poisonable(kit) as (server, right):
         for count in range(rounds):
             _, answers = await _poisoned(server, signal.SIGUSR2, 1 + 120 * (count % 5), noticed)
             pairs = zip(answers, itertools.cycle(right))

@@ -31,14 +31,14 @@ def poison_probes(*_: object) -> None:
 
     send = worker.send
 
+    def other(output: object) -> object:
+        return msgspec.structs.replace(output, tokens=[token ^ 1 for token in output.tokens])
+
     def falsified(sock: object, message: object) -> None:
         if isinstance(message, worker.Step):
-            outputs = [_other(output) if output.id.startswith("probe-") else output for output in message.outputs]
+            outputs = [other(output) if output.id.startswith("probe-") else output for output in message.outputs]
             message = msgspec.structs.replace(message, outputs=outputs)
         send(sock, message)
-
-    def _other(output: object) -> object:
-        return msgspec.structs.replace(output, tokens=[token ^ 1 for token in output.tokens])
 
     worker.send = falsified
 

@@ -7,6 +7,7 @@ that it starts inherit, and goes on on the caller's, which was never lowered.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -24,7 +27,7 @@ _GROUP = Path("/proc/self/autogroup")
 
 
 def run(work: Callable[[], T]) -> T:
-    """Call `work` on a thread of low priority and wait for it. The caller should have no other threads that matter."""
+    """Call `work` on a thread of low priority and wait for it. Raises what it raises. The caller should have no other threads that matter."""
     with ThreadPoolExecutor(1, "background", _lower) as pool:
         result = pool.submit(work).result()
     _set_group(0)
@@ -42,8 +45,11 @@ def _set_group(nice: int) -> None:
     if os.getsid(0) != os.getpid():
         return  # others are in the session
     for _ in range(20):
-        with contextlib.suppress(BlockingIOError):  # ten times a second at most, all processes together, the kernel says
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                _GROUP.write_text(str(nice))
+        try:
+            _GROUP.write_text(str(nice))
             return
-        time.sleep(0.05)
+        except BlockingIOError:  # ten times a second at most, all processes together, the kernel says
+            time.sleep(0.05)
+        except OSError:  # there are no groups, or they are not ours to change: then threads' priorities count
+            return
+    log.warning("%s cannot be set to %d: others set theirs all the time", _GROUP, nice)

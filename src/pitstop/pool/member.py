@@ -233,7 +233,6 @@ class Member:
         """Requests come from now on. The member must be up."""
         if self._background:
             self._background = False
-            self._watch.silence = 0.0
             self._worker.call_forward()
 
     def retire(self) -> None:

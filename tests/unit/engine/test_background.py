@@ -43,6 +43,25 @@ def test_the_callers_priority_stays_and_that_of_the_work_and_its_threads_is_low(
     assert own_nice() == before
 
 
+@pytest.mark.parametrize("error", [None, FileNotFoundError(2, ""), PermissionError(13, ""), OSError(22, ""), OSError(30, "")])
+def test_where_groups_cannot_be_set_the_work_is_done(monkeypatch: pytest.MonkeyPatch, error: OSError | None):
+    written = []
+
+    class Group:
+        def write_text(self, nice: str) -> None:
+            written.append(nice)
+            if error is not None:
+                raise error
+            if len(written) % 2:  # too often
+                raise BlockingIOError(11, "")
+
+    monkeypatch.setattr(background, "_GROUP", Group())
+    monkeypatch.setattr(os, "getsid", lambda pid: os.getpid())
+    assert background.run(lambda: "done") == "done"
+    low, normal = str(background.NICE), "0"
+    assert written == ([low, normal] if error is not None else [low, low, normal, normal])
+
+
 def test_what_the_work_raises_is_raised():
     def work() -> None:
         raise ValueError("no such model")

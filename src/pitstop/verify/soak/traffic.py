@@ -105,7 +105,9 @@ class Traffic:
 
     async def _abandon(self) -> None:
         """Many long answers at once, all left alone when the first of them has begun: some run, some are being read, some are queued.
-        The crowd takes a number, so that a round too short for anything else repeats nobody's prompts."""
+
+        The crowd takes a number, so that a round too short for anything else repeats nobody's prompts.
+        """
         number = self._take()
         asks = [crowd(self._plan.seed, f"{number}.{i}", self._target.model, self._context) for i in range(CROWD)]
         tasks = [asyncio.create_task(self._first_chunk(ask)) for ask in asks]
