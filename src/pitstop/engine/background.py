@@ -27,7 +27,7 @@ _GROUP = Path("/proc/self/autogroup")
 
 
 def run(work: Callable[[], T]) -> T:
-    """Call `work` on a thread of low priority and wait for it. Raises what it raises. The caller should have no other threads that matter."""
+    """Call `work` on a thread of low priority and wait for it. Raises what it raises. The caller has no other threads that matter."""
     with ThreadPoolExecutor(1, "background", _lower) as pool:
         result = pool.submit(work).result()
     _set_group(0)
