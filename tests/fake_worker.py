@@ -113,6 +113,7 @@ class Model:
         self.adapters: set[str] = set()
         self.changes: list[AdapterState] = []  # not told yet
         self.lost: list[Output] = []
+        self.lent = 0
 
     def submit(self, request: Request) -> None:
         assert not self.behind or request.id.startswith("probe-"), "a request for a worker that is in the background"
@@ -159,6 +160,10 @@ class Model:
         changes, self.changes = self.changes, []
         return changes
 
+    def lend(self, size: int) -> int:
+        self.lent = min(size, self.options.spare)
+        return self.lent
+
     def cancel(self, request_id: str) -> Output | None:
         return Output(request_id, [], finish="cancelled") if self.sequences.pop(request_id, None) else None
 
@@ -174,6 +179,7 @@ class Model:
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated,
+            kv_spare=self.options.spare - self.lent,
         )
 
     def wait(self) -> float | None:
@@ -334,6 +340,7 @@ def main() -> None:
     parser.add_argument("--encoder", action="store_true", help="say that it embeds only")
     parser.add_argument("--random", action="store_true", help="no two answers are alike")
     parser.add_argument("--die-after", type=int, default=-1, help="SIGKILL of itself when so many requests have come")
+    parser.add_argument("--spare", type=int, default=0, help="bytes of its KV cache that nobody uses")
     parser.add_argument("--deaf", action="store_true", help="takes requests and says nothing")
     options = parser.parse_args()
     sock = socket.socket(fileno=options.fd)
@@ -366,6 +373,7 @@ def serve(sock: socket.socket, model: Model, incarnation: int, stray: bool) -> N
     taken = 0
     while True:
         outputs: list[Output] = []
+        lent = -1
         if select.select([sock], [], [], model.wait())[0]:
             commands = receive(sock, ToWorker)
             if commands is None:
@@ -376,13 +384,15 @@ def serve(sock: socket.socket, model: Model, incarnation: int, stray: bool) -> N
                 model.submit(request)
             taken += len(commands.submit)
             outputs += filter(None, map(model.cancel, commands.cancel))
+            lent = model.lend(commands.lend) if commands.lend >= 0 else -1
             for change in commands.adapters:
                 model.change(change.adapter, change.load)
         outputs += model.step()
         if stray:
             false = [Output(request_id, byte_tokens(b"false")) for request_id in model.sequences]
             send(sock, Step(incarnation + 1, false, Stats(generated_tokens=10**6)))
-        send(sock, Step(incarnation, outputs, model.stats(), model.admitted, [], 1.0, PACE, model.ahead, taken, model.take_changes()))
+        times = 1.0, PACE, model.ahead, taken
+        send(sock, Step(incarnation, outputs, model.stats(), model.admitted, [], *times, model.take_changes(), lent))
         model.admitted = []
 
 

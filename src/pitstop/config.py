@@ -58,6 +58,7 @@ class EngineConfig:
     speculate: int = 0  # most tokens that are guessed ahead a step and stream; 0: none
     kv: KVConfig = field(default_factory=KVConfig)
     adapters: tuple[Adapter, ...] = ()
+    share_weights: bool = True  # packed for the CPU, in a file in the cache folder that all workers of the model map
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,3 +73,36 @@ def test_many_branch_points_are_kept_up_to_the_limit(toy: Path) -> None:
     assert hits[0] == [0] * 5
     assert all(hit == 128 for hit in hits[1])
     assert all(hit in (128, 200) for hit in hits[2])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_lent_cache_keeps_what_was_used_last_and_room_for_one_stream(toy: Path, codec: str) -> None:
+    """What comes back is as good as new, and answers are the same to the bit all the time."""
+    llm = LLM(toy, codec=codec, guard="off", context=512, memory=32 << 20)
+    prompts = [words(seed, 300) for seed in range(8)]
+
+    def ask(prompt: list[int]) -> tuple[int, list[int]]:
+        answer = llm.generate([prompt], SamplingParams(max_tokens=9, temperature=0, ignore_eos=True))[0]
+        llm.engine.check()
+        return answer.cached_tokens, answer.tokens
+
+    expected = [ask(prompt)[1] for prompt in prompts]
+    before, store = llm.engine.stats(), llm.engine._runner.store
+    page = store.touched_bytes(1, 0)
+    assert before.kv_spare == page * (before.pages_total - 512 // 128 - store.codec.lead_pages)
+    untouched = page * before.pages_free
+    assert llm.engine.lend(untouched) == untouched
+    assert llm.engine.stats().pages_cached == before.pages_cached == 8 * (2 + store.codec.lead_pages)
+    half = untouched + page * before.pages_cached // 2
+    assert llm.engine.lend(half) == half
+    assert [ask(prompt) for prompt in prompts[:3:-1]] == [(299, tokens) for tokens in expected[:3:-1]]
+    assert ask(prompts[0]) == (0, expected[0])
+    assert llm.engine.lend(1 << 40) == before.kv_spare
+    assert llm.engine.stats().kv_spare == 0
+    assert ask(words(9, 500))[0] == 0
+    assert ask(prompts[5]) == (0, expected[5])
+    assert llm.engine.lend(0) == 0
+    after = llm.engine.stats()
+    assert (after.pages_total, after.kv_spare) == (before.pages_total, before.kv_spare)
+    assert [ask(prompt)[1] for prompt in prompts] == expected
+    assert [ask(prompt) for prompt in prompts] == [(299, tokens) for tokens in expected]

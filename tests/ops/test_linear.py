@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ from op_bits import ISAS, assert_rows_stand_alone, assert_same_bits, each_isa
 from pitstop.errors import Unsupported
 from pitstop.models.weights.tensor import RawTensor
 from pitstop.ops import dispatch
-from pitstop.ops.linear import PackedLinear, linear, pack, pack_int8, pack_stored, ref, rows
+from pitstop.ops.linear import PackedLinear, linear, pack, pack_int8, pack_stored, packing, ref, rows
 
 QUANTIZED = {
     "Q4_0": "q4",
@@ -199,6 +200,33 @@ def test_stacked_parts(kinds, expected):
     for part, first in zip(matrix.parts, accumulate((part.out_features for part in matrix.parts), initial=0), strict=False):
         columns = slice(first, first + part.out_features)
         assert_same_bits(linear(x, matrix)[:, columns], linear(x, part) + bias[columns])
+
+
+LAID_OUT = {
+    "Q4_0": "59c3cf86e0f762c0",
+    "Q4_1": "2b021d1b2c12618f",
+    "Q5_0": "bd6b92820a9def44",
+    "Q5_1": "39f5c13abb320c8c",
+    "Q8_0": "b0cbab5c593bc5ad",
+    "Q4_F": "f8c0f1715835cd06",
+    "Q4_K": "0bd54f2547de7241",
+    "Q5_K": "e43a5c5809cb4065",
+    "Q6_K": "9ac1221fb3514006",
+    "int8": "cf3578ff2fa7ea39",
+    "F16": "88e0c24f5d7c57ad",
+    "BF16": "72604757b9f0edc3",
+    "F32": "8718907e5bf97da0",
+}
+"""sha256 of a matrix as it lies in memory, the first half."""
+
+
+@pytest.mark.parametrize("kind", LAID_OUT)
+def test_a_layout_that_changes_is_a_new_one(kind):
+    """Files of packed weights (models/packed.py) outlive an installation: whoever changes this raises packing.LAYOUT."""
+    weight = torch.from_numpy(np.random.default_rng(1).standard_normal((20, 512), np.float32))
+    found = pack(weight) if kind == "F32" else packed(kind, weight)[0]
+    assert packing.LAYOUT == 1
+    assert hashlib.sha256(found.data.view(-1).view(torch.uint8).numpy()).hexdigest()[:16] == LAID_OUT[kind]
 
 
 def test_the_reference_backend_packs_fp32():

@@ -81,6 +81,13 @@ def serve(
         Literal["auto", "last", "mean", "cls"],
         typer.Option(help="How hidden states become an embedding. auto: as the model's files say, if they do."),
     ] = "auto",
+    share_weights: Annotated[
+        bool,
+        typer.Option(
+            "--share-weights/--no-share-weights",
+            help="Keep weights as the CPU's kernels read them in a file in the cache folder: all workers have them in memory once.",
+        ),
+    ] = _ENGINE.share_weights,
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse the KV of prompt beginnings seen before.")
     ] = _KV.prefix_cache,
@@ -147,6 +154,7 @@ def serve(
         prefill_chunk=prefill_chunk,
         max_running=max_running,
         speculate=speculate,
+        share_weights=share_weights,
         kv=KVConfig(codec=kv, memory=kv_memory, context=context, prefix_cache=prefix_cache, guard=kv_guard),
     )
     from pitstop.pool import spawn

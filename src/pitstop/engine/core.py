@@ -74,7 +74,7 @@ class Engine(StepLoop):
         self.vocab_size = source.config.vocab_size
         self.context = context
         self.capacity = capacity(self.config.kv.memory, tails + padded, codec, shape, min(context, CAPACITY_LENGTH))
-        self.weights = identity(source.path)
+        self.weights, self.shared = identity(source.path), model.shared
         self.numerics = numerics(self.config, source.config, codec, self.weights)
         self._source_notes = source.notes()
         self._rope_note = source.config.rope.note(context)
@@ -119,6 +119,20 @@ class Engine(StepLoop):
         self._cache.forget(adapter.id)
         return outputs
 
+    def lend(self, size: int) -> int:
+        page = self._runner.store.touched_bytes(1, 0)
+        if not page:  # the pool is an accelerator's
+            return 0
+        pages = self._cache.pages
+        slots = self._cache.lend(max(0, min(-(-size // page), pages.total + pages.withdrawn - self._kept_pages)))
+        self._runner.store.release(slots)
+        return page * len(slots)
+
+    @property
+    def _kept_pages(self) -> int:
+        """That are never lent: a stream may need them."""
+        return stream_pages(self.context, self._runner.store.codec.lead_pages)
+
     def warm_up(self) -> float:
         """Answer prompts that nobody asked, after those that kernels are compiled and graphs recorded with. Returns the pace: seconds a
         unit of work, of the slowest step of the last."""
@@ -148,7 +162,8 @@ class Engine(StepLoop):
 
     def stats(self) -> Stats:
         """The counters as of now."""
-        pages, tails = self._cache.pages, self._cache.tails
+        pages, tails, store = self._cache.pages, self._cache.tails, self._runner.store
+        spare = max(0, min(pages.free + pages.cached, pages.total - self._kept_pages))
         return Stats(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
@@ -160,7 +175,8 @@ class Engine(StepLoop):
             tails_cached=tails.cached,
             preemptions=self.scheduler.preemptions,
             cached_tokens=self.scheduler.cached_tokens,
-            kv_touched=self._runner.store.touched_bytes(pages.touched, tails.touched),
+            kv_touched=store.touched_bytes(pages.touched, tails.touched),
+            kv_spare=store.touched_bytes(spare, 0),
             **self._counts,
         )
 

@@ -18,7 +18,7 @@ from pitstop.errors import ConfigError, InvalidRequest
 from pitstop.kv.cache import Holding
 from pitstop.kv.capacity import Capacity
 from pitstop.kv.slots import Slots
-from pitstop.models.encoder import Encoder
+from pitstop.models import load_encoder
 from pitstop.models.weights.fetch import identity
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import dispatch
@@ -67,11 +67,11 @@ class EncoderEngine(StepLoop):
         self.config = config
         dispatch.use(config.backend)
         dispatch.set_threads(config.threads)
-        self._model = Encoder(source, config.device, "int16" if config.activations == "exact" else config.activations)
+        self._model = load_encoder(source, config.device, config.activations, config.share_weights)
         self.vocab_size = source.config.vocab_size
         self.context = config.kv.context
         self.capacity = Capacity(0, self.context, 1.0)
-        self.weights = identity(source.path)
+        self.weights, self.shared = identity(source.path), self._model.shared
         self.numerics = encoder_numerics(config, self.weights)
         self.adapters = Adapters(source.config, config.device)
         self.adapter_states = self.adapters.load(config.adapters)

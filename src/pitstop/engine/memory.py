@@ -52,7 +52,7 @@ def place(config: EngineConfig, source: ModelSource, codec: Codec, free: int) ->
                 "raise it, or lower --max-running or --prefill-chunk"
             )
         config = _within(config, demand, codec, shape)
-        model = load_model(source, config.device, config.kv.context, config.activations)
+        model = load_model(source, config.device, config.kv.context, config.activations, config.share_weights)
         return Placed(model, config, pages_within(config.kv.memory, demand.tails, codec, shape), tails, padded, [])
     model, weights = _on_gpu(source, config, free)
     sized, notes = on_gpu(config, source.config, codec, demand, free - weights, weights)
@@ -89,7 +89,7 @@ def on_gpu(
 def _on_gpu(source: ModelSource, config: EngineConfig, free: int) -> tuple[Decoder, int]:
     """The model, and how many bytes it took."""
     try:
-        model = load_model(source, config.device, config.kv.context, config.activations)
+        model = load_model(source, config.device, config.kv.context, config.activations, config.share_weights)
     except torch.OutOfMemoryError as error:
         held = torch.cuda.memory_allocated()
         raise ConfigError(

@@ -15,7 +15,7 @@ from pitstop.config import Adapter, EngineConfig
 from pitstop.kv.capacity import Capacity
 from pitstop.types import Output, Request
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of these messages. A worker may come from another installation than its front; they must agree on this."""
 
 MAX_MESSAGE = 256 << 20
@@ -57,7 +57,8 @@ class Commands(msgspec.Struct, tag=True, frozen=True):
     """Front → worker: what came since the last one. A cancel of an unknown or ended id is not an error.
 
     `adapters` are in order, and come after the others. forward: requests come from now on; a worker that was begun in the background
-    takes its full share of the processors.
+    takes its full share of the processors. lend: give so many bytes of the KV cache to the machine, all in all, as far as nobody uses them;
+    0: have them back. The next Step tells how many these are. -1: as it was.
     """
 
     incarnation: int
@@ -65,6 +66,7 @@ class Commands(msgspec.Struct, tag=True, frozen=True):
     cancel: list[str] = []
     adapters: list[AdapterChange] = []
     forward: bool = False
+    lend: int = -1
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -85,6 +87,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     device: str = "cpu"
     generates: bool = True  # False: an encoder, which embeds only
     adapters: list[AdapterState] = []  # of its config
+    shared: int = 0  # bytes of packed weights that another worker of the model need not have again
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -106,6 +109,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     kv_touched: int = 0  # bytes of the process's memory that the KV pool has been given so far
     guessed_tokens: int = 0  # computed ahead, as guessed
     accepted_tokens: int = 0  # of these, those that came
+    kv_spare: int = 0  # bytes of pages that nobody uses, of more than one stream of the longest context needs
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
@@ -125,6 +129,7 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     ahead: float = 0.0
     taken: int = 0
     adapters: list[AdapterState] = []  # what has become of those that were to be loaded
+    lent: int = -1  # bytes of the KV cache that the machine has now; -1: nobody asked
 
 
 def disagreement(front: int, worker: int, version: str = "") -> str:

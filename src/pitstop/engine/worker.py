@@ -80,6 +80,7 @@ class _Service:
         identity = {
             "numerics": engine.numerics,
             "weights": engine.weights,
+            "shared": engine.shared,
             "kv_memory": 0 if engine.scheduler.whole else engine.config.kv.memory,
             "device": engine.config.device,
             "generates": not engine.scheduler.whole,
@@ -95,7 +96,7 @@ class _Service:
         while not called:
             wait = 0 if engine.busy or engine.adapters.busy else CHECK_INTERVAL
             outputs: list[Output] = []
-            begin, work = None, 0.0
+            begin, work, lent = None, 0.0, -1
             while select.select([sock], [], [], wait)[0]:  # all that has come: what is cancelled need not wait for another step
                 begin = begin or time.monotonic()
                 message = receive(sock, ToWorker)
@@ -106,6 +107,7 @@ class _Service:
                 outputs += _apply(engine, message)
                 self._taken += len(message.submit)
                 called |= message.forward
+                lent = engine.lend(message.lend) if message.lend >= 0 else lent
                 wait = 0
             if begin is None and not engine.busy and time.monotonic() - checked >= CHECK_INTERVAL:
                 engine.check()
@@ -118,7 +120,7 @@ class _Service:
             admitted, preempted = engine.scheduler.take_changes()
             try:
                 times = work, time.monotonic() - begin, engine.ahead(), self._taken
-                send(sock, Step(incarnation, outputs, engine.stats(), admitted, preempted, *times, engine.adapters.advance()))
+                send(sock, Step(incarnation, outputs, engine.stats(), admitted, preempted, *times, engine.adapters.advance(), lent))
             except OSError:
                 return 0  # the front is gone
         return None

@@ -166,6 +166,16 @@ class KVCache:
         """Whether free pages, and those that eviction could free, suffice for the holding to grow to `tokens`."""
         return stream_pages(tokens, self._lead_pages) - len(holding.pages) <= self.pages.free + self.pages.cached
 
+    def lend(self, count: int) -> list[int]:
+        """Take `count` pages out of the pool, or as many as are free or cached; 0: all are back. Returns those that are out now.
+
+        Nobody loses a page that he holds; the index loses those used longest ago.
+        """
+        self.pages.restore()
+        while self.pages.free < count and self.index.evict_segment():
+            pass
+        return self.pages.withdraw(count)
+
     def check(self) -> None:
         """Raise AssertionError unless every slot's references are those of the holdings and the index: nothing lost, nothing held twice."""
         pages, tails = (Counter(slots) for slots in self.index.listed())
@@ -176,9 +186,9 @@ class KVCache:
             tails.update(own - {-1})
             pages.update(page for piece in holding.pending for page in piece.pages)
         for slots, held in ((self.pages, pages), (self.tails, tails)):
-            wrong = [slot for slot in range(slots.total) if slots.references(slot) != held[slot]]
+            wrong = [slot for slot in slots.all if slots.references(slot) != held[slot]]
             assert not wrong, f"slots {wrong} have {[slots.references(s) for s in wrong]} references, held {[held[s] for s in wrong]}"
-            cached = sum(slots.is_cached(slot) for slot in range(slots.total))
+            cached = sum(slots.is_cached(slot) for slot in slots.all)
             assert slots.cached == cached, f"{slots.cached} slots are said to be cached, {cached} are"
             assert slots.free + len(held) == slots.total, "free + cached + in use is not the total"
 

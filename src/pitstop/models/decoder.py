@@ -10,6 +10,7 @@ import torch
 
 from pitstop.models.config import ModelConfig, Moe
 from pitstop.models.lora import weights as lora
+from pitstop.models.packed import Shelf
 from pitstop.models.rope import Rope
 from pitstop.models.weights.source import ModelSource
 from pitstop.ops import rope
@@ -105,14 +106,15 @@ class Block:
 class Decoder:
     """A decoder whose forward computes any mixture of requests' rows; the KV cache behind `view` knows which is whose."""
 
-    def __init__(self, source: ModelSource, device: str, context: int, activations: Precision) -> None:
-        c = source.config
+    def __init__(self, load: Loader, context: int) -> None:
+        c: ModelConfig = load.config
         self.config = c
-        load = Loader(source, device, activations)
+        self.shared = load.shelf.size
+        """Bytes of its weights that others share who map them."""
         self._embedding = load.linear("token_embd")
         self._final_norm = load.vector("output_norm.weight") * c.logit_scale  # a factor on logits is one on what the head multiplies
         self._head = self._embedding if c.tied_head else load.linear("output")
-        specs = _specs(c, context, device)
+        specs = _specs(c, context, load.device)
         self._blocks = [load_block(load, layer, c, specs[c.window(layer) >= 0]) for layer in range(c.layers)]
 
     def limit(self, context: int) -> None:
@@ -162,20 +164,26 @@ class Decoder:
 class Loader:
     """Reads a source's tensors onto a device, under the names and with the shapes that its config has."""
 
-    def __init__(self, source: ModelSource, device: str, activations: Precision) -> None:
+    def __init__(self, source: ModelSource, device: str, activations: str, shelf: Shelf) -> None:
+        self.config = source.config
+        self.device = device
+        self.shelf = shelf
         self._source = source
         self._shapes = source.config.tensors()
-        self._device = device
-        self._activations = activations
+        self._activations: Precision = "int16" if activations == "exact" else activations
 
     def vector(self, name: str) -> torch.Tensor:
         """fp32."""
-        return torch.from_numpy(np.array(self._source.tensor(name, self._shapes[name]).dequantize())).to(self._device)
+        return torch.from_numpy(np.array(self._source.tensor(name, self._shapes[name]).dequantize())).to(self.device)
 
     def linear(self, *parts: str) -> PackedLinear:
         """The matrices of the `parts` (names without ".weight"), stacked by rows, with their biases where they have them."""
         names = [f"{part}.weight" for part in parts]
-        weight = pack_stored([self._source.tensor(name, self._shapes[name]) for name in names], self._device, self._activations)
+
+        def pack() -> PackedLinear:
+            return pack_stored([self._source.tensor(name, self._shapes[name]) for name in names], self.device, self._activations)
+
+        weight = self.shelf.get("+".join(parts), self._activations, pack)
         if f"{parts[0]}.bias" not in self._shapes:
             return weight
         return replace(weight, bias=torch.cat([self.vector(f"{part}.bias") for part in parts]))

@@ -9,10 +9,9 @@ import torch
 
 from pitstop.models.decoder import Loader
 from pitstop.models.encoder_config import EncoderConfig
-from pitstop.models.weights.source import ModelSource
 from pitstop.ops.activation import gelu_erf, gelu_tanh
 from pitstop.ops.attention import full_attention
-from pitstop.ops.linear import PackedLinear, Precision, linear, rows
+from pitstop.ops.linear import PackedLinear, linear, rows
 from pitstop.ops.norm import layer_norm
 from pitstop.ops.rowwise import one_thread
 
@@ -50,10 +49,11 @@ class Block:
 class Encoder:
     """An encoder whose forward computes any number of whole texts, one after the other, without padding."""
 
-    def __init__(self, source: ModelSource, device: str, activations: Precision) -> None:
-        self.config: EncoderConfig = source.config
-        self._device = device
-        load = Loader(source, device, activations)
+    def __init__(self, load: Loader) -> None:
+        self.config: EncoderConfig = load.config
+        self.shared = load.shelf.size
+        """Bytes of its weights that others share who map them."""
+        self._device = load.device
 
         def norm(part: str) -> LayerNorm:
             return LayerNorm(load.vector(f"{part}.weight"), load.vector(f"{part}.bias"))

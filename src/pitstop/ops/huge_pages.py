@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
+from pathlib import Path
 
 import torch
 
@@ -32,13 +33,26 @@ def zeros(size: int) -> torch.Tensor:
 
 def _chunk(size: int) -> torch.Tensor:
     """uint8 [size], at the beginning of a page. What is not touched takes no memory."""
-    memory = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = _asked(mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    first = -whole.data_ptr() % PAGE
+    return whole[first : first + size]
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """uint8: the file, whose memory everybody shares who maps it. What is written there is this process's own, and not the file's.
+
+    Raises OSError, and ValueError for an empty file. Some file systems have large pages (ext4 and XFS of recent Linux).
+    """
+    with path.open("rb") as file:
+        return _asked(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def _asked(memory: mmap.mmap) -> torch.Tensor:
+    """uint8, for which large pages have been asked."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    first = -whole.data_ptr() % PAGE
-    return whole[first : first + size]
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 _rest = torch.empty(0, dtype=torch.uint8)

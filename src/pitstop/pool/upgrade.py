@@ -6,6 +6,7 @@ It is in the background until then, and whatever fails leaves everything as it w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -28,6 +29,9 @@ State = Literal["checking", "loading", "gating", "warming", "switching", "retiri
 
 HOT_PROMPTS = 32
 """Prompt beginnings that are replayed into the new worker, at most."""
+
+LEND_TIME = 60.0
+"""Seconds that a worker may take until it has lent of its KV cache: it answers after the step that runs."""
 
 _CONTROLLED = ("device", "backend", "activations", "threads", "prefill_chunk", "max_running")  # of EngineConfig, in a Wish too
 
@@ -64,8 +68,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What each new member is made of. context: the shortest that it must have."""
+    """What each new member is made of. config: where there is room; context: the shortest that it must have."""
 
+    opened: Opened
     config: EngineConfig
     texts: Texts
     command: tuple[str, ...]
@@ -164,34 +169,48 @@ class Upgrade:
         more = sum(adapter.size for adapter in self._pool.adapters.all())
         opened = opened._replace(stored=opened.stored + more, wide=opened.wide + more)
         config = wish.config(old.config, opened.path, old.facts.kv_memory)
-        self._need = need(config, opened, old.facts, old.stats.kv_touched)
-        if self._need.over > 0:
-            config = self._smaller(config)
         texts = self._pool.texts if opened.texts.digest == self._pool.texts.digest else opened.texts
         command = (wish.python, "-m", "pitstop.engine.worker") if wish.python is not None else old.command
-        return _Plan(config, texts, command, min(config.kv.context or opened.context, old.facts.context))
+        return _Plan(opened, config, texts, command, min(config.kv.context or opened.context, old.facts.context))
+
+    async def _make_room(self, old: Member, plan: _Plan) -> EngineConfig:
+        """Of the new member: with less KV than planned where memory is short even when the old one gives what of its cache nobody uses."""
+        await old.lend(0, LEND_TIME)  # for its figures as of now
+        self._need = need(plan.config, plan.opened, old.facts, old.stats.kv_touched)
+        if (over := self._need.over) <= 0:
+            return plan.config
+        lendable = min(over, old.stats.kv_spare)
+        self._need = replace(self._need, lent=lendable)
+        self._smaller(plan.config)  # so that nothing is lent in vain
+        self._need = replace(self._need, lent=await old.lend(lendable, LEND_TIME) if lendable else 0)
+        return self._smaller(plan.config)
 
     def _smaller(self, config: EngineConfig) -> EngineConfig:
         """With as much less KV as there is memory too little. Raises UpgradeFailed, with the figures, when that is no way out."""
-        memory = config.kv.memory - self._need.over
+        memory = config.kv.memory - max(0, self._need.over)
+        if memory == config.kv.memory:
+            return config
         if self._wish.kv_memory is not None or memory <= 0:
             over = self._need.over / 2**20
             raise UpgradeFailed(
                 f"a second worker does not fit beside the first, {over:.0f} MiB are missing: {self._need}; lower --kv-memory"
             )
-        self._need = replace(self._need, kv=memory)
         return replace(config, kv=replace(config.kv, memory=memory))
 
     async def _replace(self, old: Member, plan: _Plan) -> None:
+        if self.state != "checking":
+            self._enter("checking")
+        self._old = old
+        config = await self._make_room(old, plan)
+        self._need = replace(self._need, kv=config.kv.memory)
         self._enter("loading")
         pool = self._pool
-        self._old = old
-        new = self._new = pool.add_member(plan.config, texts=plan.texts, command=plan.command, background=True)
+        new = self._new = pool.add_member(config, texts=plan.texts, command=plan.command, background=True)
         facts = await new.ready()
         if facts.context < plan.context:
             raise UpgradeFailed(
                 f"the new worker's context of {facts.context} tokens is shorter than the {plan.context} of now: its KV cache has "
-                f"{plan.config.kv.memory / 2**20:.0f} MiB; free some memory, or ask for a smaller --context"
+                f"{config.kv.memory / 2**20:.0f} MiB; free some memory, or ask for a smaller --context"
             )
         if error := self._pool.adapters.failed(new):
             raise UpgradeFailed(f"the new worker cannot serve an adapter: {error}; unload it first, or keep the model")
@@ -246,6 +265,9 @@ class Upgrade:
         if self._new is not None:
             await self._new.close()
             self._new = None
+        if self._need is not None and self._need.lent and self._old.routed:
+            with contextlib.suppress(PitstopError):  # it has died, and begins anew
+                await self._old.lend(0, LEND_TIME)
         self.reason = reason
         for old, new in reversed(self._switched if state == "rolled_back" else []):
             await self._put_back(old, new)

@@ -25,7 +25,14 @@ log = logging.getLogger(__name__)
 WORKER_COMMAND = (sys.executable, "-m", "pitstop.engine.worker")
 """The worker program; it gets the number of its socket's file descriptor as last argument."""
 
-_Command = Request | str | AdapterChange | bool  # to be submitted, an id to be cancelled, or else; True: come forward
+
+class Lend(NamedTuple):
+    """So many bytes of the KV cache."""
+
+    size: int
+
+
+_Command = Request | str | AdapterChange | Lend | bool  # to be submitted, an id to be cancelled, or else; True: come forward
 
 _EXIT_GRACE = 5.0  # seconds between end of file and SIGKILL
 
@@ -118,6 +125,10 @@ class Worker:
         """Take it out of the background."""
         self._commands.put(True)
 
+    def lend(self, size: int) -> None:
+        """See Commands.lend."""
+        self._commands.put(Lend(size))
+
     def stop(self) -> None:
         """Close the line: the worker exits on end of file, and is killed if it does not within a few seconds. Returns at once."""
         self._commands.put(None)
@@ -149,8 +160,10 @@ class Worker:
             send(self._socket, start)
             while (first := self._commands.get()) is not None:
                 batch = self._batch(first)
-                parts = ([command for command in batch if isinstance(command, kind)] for kind in (Request, str, AdapterChange))
-                send(self._socket, Commands(self.incarnation, *parts, forward=any(command is True for command in batch)))
+                kinds = Request, str, AdapterChange, Lend
+                *parts, lends = ([command for command in batch if isinstance(command, kind)] for kind in kinds)
+                forward, lend = any(command is True for command in batch), lends[-1].size if lends else -1
+                send(self._socket, Commands(self.incarnation, *parts, forward, lend))
         except OSError:  # the reader sees the end of file and reports it
             pass
         except Exception:

@@ -103,7 +103,7 @@ def test_serve_options_become_configs(served: list[tuple], toy: Path, monkeypatc
     monkeypatch.setenv("PITSTOP_API_KEYS", "one, two")
     options = """--host 0.0.0.0 --port 9000 --model-name mine --device cpu --backend ref --threads 3 --context 512 --kv raw16
         --activations int8 --kv-memory 2GiB --kv-guard strict --prefill-chunk 64 --max-running 4 --max-waiting 5 --no-prefix-cache
-        --speculate 6 --request-timeout 7.5 --max-body 3MB --log-level error"""
+        --no-share-weights --speculate 6 --request-timeout 7.5 --max-body 3MB --log-level error"""
     assert run("serve", str(toy), *options.split()) == 0
     [(server, pool, engine, _)] = served
     assert server == ServerConfig(
@@ -112,8 +112,9 @@ def test_serve_options_become_configs(served: list[tuple], toy: Path, monkeypatc
     assert pool == PoolConfig(max_waiting=5)
     kv = KVConfig(codec="raw16", memory=2 << 30, context=512, prefix_cache=False, guard="strict")
     assert engine == EngineConfig(
-        model=str(toy), device="cpu", backend="ref", activations="int8", threads=3, prefill_chunk=64, max_running=4, speculate=6, kv=kv
-    )
+        model=str(toy), device="cpu", backend="ref", activations="int8", threads=3, prefill_chunk=64, max_running=4, speculate=6, kv=kv,
+        share_weights=False,
+    )  # fmt: skip
 
 
 def test_the_admin_routes_are_asked_for_and_their_key_is_not_an_option(

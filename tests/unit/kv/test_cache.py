@@ -151,6 +151,17 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check()
         assert not [page for page in self.cache.index.listed()[0] if self.written[page][1]]
 
+    @rule(count=st.integers(0, 9))
+    def lend(self, count: int) -> None:
+        """Pages leave the pool; whoever holds one keeps it."""
+        pages = self.cache.pages
+        used, size = pages.total - pages.free - pages.cached, pages.total + pages.withdrawn
+        lent = self.cache.lend(count)
+        assert pages.withdrawn == len(lent) == min(count, size - used)
+        assert pages.total == size - len(lent)
+        for page in lent:  # its memory is somebody else's
+            self.written.pop(page, None)
+
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2))
     def end(self, which: int) -> None:
@@ -273,6 +284,44 @@ def test_slots_freed_last_are_taken_first_so_that_few_are_ever_touched() -> None
         slots.drop(slot)
     assert {slots.take(), slots.take()} < set(held)
     assert slots.touched == 3
+
+
+def test_slots_never_taken_are_withdrawn_first_and_come_back_to_be_taken_last() -> None:
+    slots = Slots(5)
+    held = [slots.take() for _ in range(3)]
+    slots.drop(held[0])
+    assert slots.withdraw(2) == [4, 3]
+    assert (slots.total, slots.free, slots.touched, slots.withdrawn) == (3, 1, 3, 2)
+    assert slots.withdraw(2) == [held[0]]
+    assert (slots.total, slots.free, slots.touched, slots.withdrawn) == (2, 0, 2, 3)
+    assert slots.take() is None
+    slots.restore()
+    assert (slots.total, slots.free, slots.touched, slots.withdrawn) == (5, 3, 2, 0)
+    slots.drop(held[1])
+    assert slots.take() == held[1]
+    assert slots.touched == 2
+    assert slots.take() == held[0]
+    assert slots.touched == 3
+
+
+def test_segments_used_longest_ago_are_lent_first_and_none_that_somebody_holds() -> None:
+    cache = KVCache(4, 8, cached_tails=0)
+    streams = [[kind] * 200 for kind in range(3)]
+    pages = []
+    for tokens in streams:
+        cache.reserve(holding := cache.open(tokens, 200), 200)
+        cache.commit(holding, tokens)
+        pages += holding.pages
+        cache.close(holding, tokens)
+    held = cache.open(streams[0], 200)
+    assert held.length == 128
+    assert cache.lend(2) == [3, pages[1]]
+    assert cache.open(streams[2], 200).length == 128
+    assert cache.open(streams[1], 200).length == 0
+    assert cache.lend(4) == [3, pages[1]]  # all that nobody holds
+    assert cache.lend(0) == []
+    assert cache.pages.free == 2
+    cache.check()
 
 
 def test_both_pages_or_none() -> None:

@@ -341,5 +341,99 @@ def test_a_smaller_cache_is_tried_when_memory_is_short(monkeypatch: pytest.Monke
     test()
 
 
+UNIT = KV_MEMORY // 8
+
+
+def short_by(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Of memory for a second worker."""
+    monkeypatch.setattr(upgrade_module, "need", lambda config, *_: Need(0, config.kv.memory, 0, 0, RESERVE + config.kv.memory - size))
+
+
+def test_the_old_worker_lends_what_of_its_cache_nobody_uses(monkeypatch: pytest.MonkeyPatch):
+    short_by(monkeypatch, 5 * UNIT)
+
+    @run
+    async def test():
+        async with running_pool("--spare", str(8 * UNIT)) as pool, loaded(pool):
+            upgrade = await upgraded(pool, wait=False)
+            (old,) = [member for member in pool.members if member.routed]
+            await until(lambda: upgrade.state == "gating")
+            assert old.stats.kv_spare == 3 * UNIT
+            await upgrade.wait()
+            assert (upgrade.state, upgrade.reason) == ("done", "")
+            assert pool.members[0].config.kv.memory == KV_MEMORY  # nothing was taken from the new one's
+            memory = upgrade.report()["memory"]
+            assert (memory["lent"], memory["kv"]) == (5 * UNIT, KV_MEMORY)
+
+    test()
+
+
+@pytest.mark.parametrize("end", ["rolled back", "cancelled"])
+def test_what_was_lent_comes_back_when_nothing_comes_of_it(monkeypatch: pytest.MonkeyPatch, end: str):
+    short_by(monkeypatch, 5 * UNIT)
+
+    @run
+    async def test():
+        async with running_pool("--spare", str(8 * UNIT)) as pool:
+            (old,) = pool.members
+            upgrade = await upgraded(pool, wait=False, model="toy --wrong" if end == "rolled back" else "toy --slow-start 60")
+            await until(lambda: old.stats.kv_spare == 3 * UNIT)
+            if end == "cancelled":
+                await until(lambda: upgrade.state == "loading")
+                await upgrade.stop()
+            await upgrade.wait()
+            assert upgrade.state == end.replace(" ", "_")
+            assert (old.routed, old.stats.kv_spare) == (True, 8 * UNIT)
+
+    test()
+
+
+def test_a_worker_that_takes_the_place_of_one_that_lends_lends_too(monkeypatch: pytest.MonkeyPatch):
+    short_by(monkeypatch, 5 * UNIT)
+
+    @run
+    async def test():
+        async with running_pool("--spare", str(8 * UNIT)) as pool:
+            (old,) = pool.members
+            upgrade = await upgraded(pool, wait=False, model="toy --slow-start 60")
+            await until(lambda: upgrade.state == "loading")
+            pid = old.pid
+            old.kill()
+            await until(lambda: old.up and old.pid != pid and old.stats.kv_spare == 3 * UNIT)
+            await upgrade.stop()
+            assert old.stats.kv_spare == 8 * UNIT
+
+    test()
+
+
+def test_what_the_old_worker_cannot_lend_the_new_one_does_without(monkeypatch: pytest.MonkeyPatch):
+    short_by(monkeypatch, 5 * UNIT)
+
+    @run
+    async def test():
+        async with running_pool("--spare", str(3 * UNIT)) as pool:
+            upgrade = await upgraded(pool)
+            assert (upgrade.state, pool.members[0].config.kv.memory) == ("done", KV_MEMORY - 2 * UNIT)
+            assert upgrade.report()["memory"]["lent"] == 3 * UNIT
+
+    test()
+
+
+def test_nothing_is_lent_for_what_does_not_fit_anyhow(monkeypatch: pytest.MonkeyPatch):
+    short_by(monkeypatch, 5 * UNIT)
+
+    @run
+    async def test():
+        async with running_pool("--spare", str(3 * UNIT)) as pool:
+            (old,) = pool.members
+            asked = []
+            monkeypatch.setattr(old, "lend", lambda size, timeout, real=old.lend: (asked.append(size), real(size, timeout))[1])
+            upgrade = await upgraded(pool, kv_memory=KV_MEMORY)
+            assert upgrade.reason.startswith("checking: a second worker does not fit beside the first, 0 MiB are missing")
+            assert not any(asked)
+
+    test()
+
+
 def test_what_is_free_is_no_more_than_the_machine_has():
     assert 0 < free_memory() < psutil.virtual_memory().total

@@ -20,6 +20,8 @@ PANEL = 16
 """Output columns of one panel."""
 GROUP = 32
 """Inputs whose products are summed as integers."""
+LAYOUT = 1
+"""Counts the ways in which the CPU's kinds have been laid out: weights packed in files are those of one of them."""
 
 Kind = Literal["rows", "lines", "stack", "panels", "f16", "bf16", "q4", "q8", "int8", "q5", "q4f", "q4k", "q5k", "q6k"]
 Precision = Literal["int16", "int8", "fp32"]
