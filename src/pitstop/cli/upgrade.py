@@ -143,9 +143,8 @@ def _line(phase: dict[str, Any], report: dict[str, Any]) -> str:
     name, line = phase["state"], f"{phase['state']:<10} {phase['seconds']:6.1f} s"
     gate, memory, warmed = report["gate"] or {}, report["memory"], report["warmed"]
     if name == "checking" and memory:
-        parts = (
-            f"{memory[part] / 2**20:.0f} MiB {words}" for part, words in (("weights", "of weights"), ("kv", "of KV"), ("free", "free"))
-        )
+        words = {"weights": "of weights", "kv": "of KV", "free": "free"} | ({"lent": "lent by the old worker"} if memory["lent"] else {})
+        parts = (f"{memory[part] / 2**20:.0f} MiB {word}" for part, word in words.items())
         line += f"  {', '.join(parts)}"
     elif name == "gating" and gate.get("canaries_equal"):
         line += f"  {gate['canaries_equal']} canary answers equal"

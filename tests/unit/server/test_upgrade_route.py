@@ -14,6 +14,7 @@ from servers import Server, assert_books_balance, fake_server, refused, until
 from typer.testing import CliRunner
 
 from pitstop.cli import app
+from pitstop.cli.upgrade import _line
 from pitstop.config import ServerConfig
 from pitstop.errors import InvalidRequest, PitstopError
 from pitstop.pool import Pool, Served
@@ -147,6 +148,14 @@ def test_the_command_shows_phase_by_phase_and_the_verdict(server: Server):
     assert "mean KL divergence 0 over 384 positions" in output
     status, output = cli(server, "--kv", "int8")
     assert "3 canary answers equal" in output
+
+
+@pytest.mark.parametrize("lent", [0, 7])
+def test_the_command_says_what_memory_there_is(lent: int):
+    memory = {"weights": 0, "kv": 64 << 20, "runtime": 1, "growth": 2, "free": 1 << 30, "lent": lent << 20}
+    line = _line({"state": "checking", "seconds": 1.5}, {"gate": None, "memory": memory, "warmed": {}})
+    more = ", 7 MiB lent by the old worker" if lent else ""
+    assert line == f"checking      1.5 s  0 MiB of weights, 64 MiB of KV, 1024 MiB free{more}"
 
 
 def test_the_command_ends_with_the_reason_of_a_rollback(server: Server):

@@ -89,18 +89,21 @@ def test_the_file_holds_what_would_be_packed(tmp_path: Path, home: Path, monkeyp
 
 
 def test_stacks_and_other_activations_come_from_the_same_file(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
-    """Parts that lie apart, as those of several kinds do."""
+    """Parts that lie apart, as those of several kinds do, and sizes that do not suit the next one's address."""
     path, real = toy(tmp_path), decoder.pack_stored
 
     def stack(parts, device, activations):
-        return packing._stacked([real([part], device, activations) for part in parts], activations)
+        apart = [real([part], device, activations) for part in parts]
+        return packing._stacked([dataclasses.replace(part, data=part.data[: 100 + len(part.data) % 7]) for part in apart], activations)
 
     monkeypatch.setattr(decoder, "pack_stored", stack)
     own = load(path, share=False, activations="int8")
     assert any(matrix.parts for matrix in matrices(own))
     load(path)
     monkeypatch.setattr(decoder, "pack_stored", None)
-    assert_same(load(path, activations="int8"), own)
+    found = load(path, activations="int8")
+    assert_same(found, own)
+    assert all(part.data_ptr() % 64 == 0 for part in data(found))
     assert len(files(home)) == 1
 
 
