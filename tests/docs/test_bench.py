@@ -20,14 +20,16 @@ KV = "--quick", "--no-peers", "--codecs", "int8"
 @pytest.mark.parametrize(
     "words",
     [
-        ("kv_quality.py", *KV, "--no-needle", "--texts", "english", "--png", "kv.png"),
-        ("kv_speed.py", *KV, "--contexts", "512"),
-        ("profile_step.py", "--steps", "3"),
+        ("kv_quality.py", *KV, "--no-needle", "--texts", "english", "--png", "kv.png", "--model"),
+        ("kv_speed.py", *KV, "--contexts", "512", "--model"),
+        ("profile_step.py", "--steps", "3", "--model"),
+        ("attention.py", "--contexts", "60,300", "--streams", "1,3", "--seconds", "0.01"),
     ],
     ids=lambda words: words[0],
 )
 def test_it_runs(words: tuple[str, ...], model_path: Path, tmp_path: Path):
-    command = [sys.executable, BENCH / words[0], *words[1:], "--model", model_path, "--threads", "2"]
+    model = [model_path] if words[-1] == "--model" else []
+    command = [sys.executable, BENCH / words[0], *words[1:], *model, "--threads", "2"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     figures = json.loads(result.stdout.splitlines()[-1])

@@ -19,6 +19,7 @@ from pitstop.pool.adapters import Held
 from pitstop.pool.backoff import Backoff
 from pitstop.pool.decoding import Decoding
 from pitstop.pool.journal import Entry
+from pitstop.pool.loan import Loan
 from pitstop.pool.owner import Owner
 from pitstop.pool.probe import Answer, Probes, probe_request
 from pitstop.pool.stream import Delta
@@ -82,8 +83,7 @@ class Member:
         self._worker_gone = asyncio.Event()
         self._stats, self._past = Stats(), Stats()
         self._probes = Probes()
-        self._lending = 0
-        self._lent: asyncio.Future[int] | None = None
+        self._loan = Loan()
         self._heard_at = 0.0
         self._watch: Watch | None = None
         self._vitals: Vitals | None = None
@@ -242,12 +242,12 @@ class Member:
 
         Returns how many it gives, and a worker in its place would; `stats` are new then. Raises as `probe` does.
         """
-        self._lending, self._lent = size, asyncio.get_running_loop().create_future()
+        told = self._loan.ask(size)
         if not self.up:
             raise Unavailable(f"worker {self.number} is not ready")
         self._worker.lend(size)
         try:
-            return await asyncio.wait_for(self._lent, timeout)
+            return await asyncio.wait_for(told, timeout)
         except TimeoutError:
             raise DeadlineExceeded(f"worker {self.number} was not to be reached within {timeout:.3g} s") from None
 
@@ -371,8 +371,8 @@ class Member:
         self._watch = Watch(self.facts, longest, self._pool_config.hang_floor)
         self._vitals = Vitals(self._worker.pid)
         self.adapters.take(self.facts.adapters)
-        if self._lending:
-            self._worker.lend(self._lending)
+        if self._loan.size:
+            self._worker.lend(self._loan.size)
         self._ready_since = time.monotonic()
         if not self._started.done():
             self._started.set_result(self.facts)
@@ -403,8 +403,7 @@ class Member:
         self._watch.heard(step)
         self._stats = step.stats
         self._probes.take(step.outputs)
-        if step.lent >= 0 and self._lent is not None and not self._lent.done():
-            self._lent.set_result(step.lent)
+        self._loan.take(step.lent)
         self._owner.on_step(self, step, deltas)
         if step.adapters:
             self.adapters.take(step.adapters)
@@ -422,9 +421,9 @@ class Member:
             self.exit_status = worker.exit_status
         self._ready_since = None
         self._worker_gone.set()
-        self._probes.fail(death := WorkerDied(f"worker {self.number} {worker.exit_status}"))
-        if self._lent is not None and not self._lent.done():
-            self._lent.set_exception(death)
+        death = WorkerDied(f"worker {self.number} {worker.exit_status}")
+        self._probes.fail(death)
+        self._loan.fail(death)
         self.adapters.lose()
         entries, self.entries = list(self.entries.values()), {}
         for entry in entries:

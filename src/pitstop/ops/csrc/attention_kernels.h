@@ -115,7 +115,7 @@ struct Rows {
 template <class T>
 INLINE void add_values(const SegmentBlock& b, Rows<T> values, const float* weights, float* out, int row, int rows, int from, int to) {
   if (from >= to) return;
-  multiply(Product<T>{weights + row * SCORE_ROW + from, SCORE_ROW, values.data, values.row, LANES, to - from,
+  multiply(Product<T>{weights + row * SCORE_ROW + from, SCORE_ROW, values.data, values.row, to - from,
                       out + (ptrdiff_t)row * b.head_dim, b.head_dim, true, from * values.row, row ? Ahead{} : b.next},
            rows, b.head_dim / LANES);
 }
@@ -148,7 +148,7 @@ void weigh_values(const SegmentBlock& b, Rows<T> values, const float* weights, f
 
 template <class T>
 void score(const SegmentBlock& b, const float* q, Rows<T> keys, int first, int last, int seen, float* scores) {
-  multiply(Product<T>{q, b.head_dim, keys.data, keys.row, LANES, b.head_dim, scores + first * LANES, SCORE_ROW, false, first * LANES,
+  multiply(Product<T>{q, b.head_dim, keys.data, keys.row, b.head_dim, scores + first * LANES, SCORE_ROW, false, first * LANES,
                       ahead_of(b.value_plane, b.values, b.head_dim, false, seen)},
            b.count, last - first);
 }

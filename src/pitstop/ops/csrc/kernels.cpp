@@ -13,13 +13,13 @@ void linear_of(const float* x, ptrdiff_t x_row, int rows, const W* w, int depth,
             ptrdiff_t out_row) {
   ptrdiff_t w_panel = (ptrdiff_t)depth * LANES;
   int whole = columns / LANES;
-  if (whole) multiply(Product<W>{x, x_row, w, LANES, w_panel, depth, out, out_row, false}, rows, whole);
+  if (whole) multiply(Product<W, 0>{x, x_row, w, LANES, depth, out, out_row, false, 0, {}, w_panel}, rows, whole);
   if (whole == panels) return;
   // The last, partial panel goes through a buffer, a tile's rows at a time.
   float buffer[TILE_ROWS * LANES];
   for (int row = 0; row < rows; row += TILE_ROWS) {
     int count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
-    multiply(Product<W>{x + row * x_row, x_row, w + whole * w_panel, LANES, w_panel, depth, buffer, LANES, false}, count, 1);
+    multiply(Product<W, 0>{x + row * x_row, x_row, w + whole * w_panel, LANES, depth, buffer, LANES, false}, count, 1);
     for (int r = 0; r < count; ++r)
       for (int c = whole * LANES; c < columns; ++c) out[(row + r) * out_row + c] = buffer[r * LANES + c - whole * LANES];
   }

@@ -9,22 +9,20 @@
 
 constexpr int LINE = 64;  // bytes of a cache line
 
-// Memory that will be read soon and may be asked for already: so many lines from `data` on, and as many after each `row` bytes.
+// Memory that will be read soon and may be asked for already: rows of so many lines, so many bytes apart.
 struct Ahead {
   const uint8_t* data;
-  int lines, rows;
+  int rows, lines;
   ptrdiff_t row;
-
-  int count() const { return lines * rows; }
 };
 
 // What is read of a plane for the tokens [0, seen). transposed: it holds keys.
 static inline Ahead ahead_of(Plane plane, const uint8_t* data, int head_dim, bool transposed, int seen) {
   auto lines = [](size_t bytes) { return (int)((bytes + LINE - 1) / LINE); };
-  if (!is_float(plane)) return {data, lines(plane_bytes(plane, head_dim)), 1, 0};
+  if (!is_float(plane)) return {data, lines(plane_bytes(plane, head_dim)), 1, LINE};
   int size = plane.bits / 8;
-  return transposed ? Ahead{data, lines((size_t)seen * size), head_dim, (ptrdiff_t)128 * size}
-                    : Ahead{data, lines((size_t)seen * head_dim * size), 1, 0};
+  return transposed ? Ahead{data, head_dim, lines((size_t)seen * size), (ptrdiff_t)128 * size}
+                    : Ahead{data, lines((size_t)seen * head_dim * size), 1, LINE};
 }
 
 // A block of query vectors against one 128-token segment of one KV head. Vector i sees the segment's tokens low[i] <= t < high[i];

@@ -256,7 +256,7 @@ void packed_linear_fp32(const PackedTask& t, const float* x, ptrdiff_t x_row, in
     const uint8_t* base = t.panels + panel * panel_bytes(t.kind, t.depth);
     for (int group = 0; group < t.depth / GROUP; ++group) {
       dequantize_group(t.kind, base, group, weights);
-      multiply(Product<float>{x + group * GROUP, x_row, weights, LANES, 0, GROUP, acc, LANES, group > 0}, rows, 1);
+      multiply(Product<float>{x + group * GROUP, x_row, weights, LANES, GROUP, acc, LANES, group > 0}, rows, 1);
     }
     for (int r = 0; r < rows; ++r) store_columns(t.out + r * t.out_row + panel * LANES, load(acc + r * LANES), t.columns - panel * LANES);
   }

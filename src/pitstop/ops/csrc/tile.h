@@ -25,19 +25,23 @@ INLINE Native panel_part(const W* w, ptrdiff_t at, int part) {
 }
 
 // out[r][16 p + lane] = sum over k of x[r][k] * w[k][p][lane]. With `resume` the chains go on from what `out` holds.
-template <class W>
+// PANEL: elements between panels; 0: as many as w_panel says, for which every tile computes addresses.
+template <class W, int PANEL = LANES>
 struct Product {
+  using Weights = W;
   const float* x;
   ptrdiff_t x_row;  // floats between rows
   const W* w;
-  ptrdiff_t w_k;      // elements between steps of k
-  ptrdiff_t w_panel;  // elements between panels
-  int depth;          // steps of k
+  ptrdiff_t w_k;  // elements between steps of k
+  int depth;      // steps of k
   float* out;
   ptrdiff_t out_row;
   bool resume;
   ptrdiff_t w_first = 0;  // element of the first step's first panel
   Ahead ahead = {};
+  ptrdiff_t w_panel = 0;
+
+  ptrdiff_t panel() const { return PANEL ? PANEL : w_panel; }
 };
 
 constexpr int ACCUMULATORS = REGISTERS == 32 ? 24 : 12;                                    // native registers for sums
@@ -48,11 +52,11 @@ constexpr int tile_panels(int rows) {
 }
 
 // Adds one step's products; x: its first activation, at: its first panel's element.
-template <int R, int C, class W>
-INLINE void multiply_step(const Product<W>& a, const float* x, ptrdiff_t at, Vec (&sums)[R][C]) {
-  if constexpr (HAS_PARTS<W> && R < C * PARTS) {  // the activations take fewer registers than the weights: hold those
+template <int R, int C, class P>
+INLINE void multiply_step(const P& a, const float* x, ptrdiff_t at, Vec (&sums)[R][C]) {
+  if constexpr (HAS_PARTS<typename P::Weights> && R < C * PARTS) {  // the activations take fewer registers than the weights: hold those
     UNROLL for (int i = 0; i < C * PARTS; ++i) {
-      Native weights = panel_part(a.w, at + i / PARTS * a.w_panel, i % PARTS);
+      Native weights = panel_part(a.w, at + i / PARTS * a.panel(), i % PARTS);
       UNROLL for (int r = 0; r < R; ++r) {
         Native& sum = sums[r][i / PARTS].part[i % PARTS];
         sum = fma_native(x[r * a.x_row] - Native{}, weights, sum);
@@ -60,7 +64,7 @@ INLINE void multiply_step(const Product<W>& a, const float* x, ptrdiff_t at, Vec
     }
   } else {
     Vec weights[C];
-    load_panels<C>(a.w, at, a.w_panel, weights);
+    load_panels<C>(a.w, at, a.panel(), weights);
     UNROLL for (int r = 0; r < R; ++r) {
       Vec activation = broadcast(x[r * a.x_row]);
       UNROLL for (int c = 0; c < C; ++c) sums[r][c] = fma(activation, weights[c], sums[r][c]);
@@ -68,11 +72,11 @@ INLINE void multiply_step(const Product<W>& a, const float* x, ptrdiff_t at, Vec
   }
 }
 
-// asks: lines of a.ahead, from line `asked` on, that the tile asks for: so many at each step that bursts do not wait for each other.
-template <int R, int C, class W>
-INLINE void tile(const Product<W>& a, int row, int panel, int asked, int asks) {
+// asks: rows of a.ahead, from row `asked` on, that the tile asks for: so many at each step that bursts do not wait for each other.
+template <int R, int C, class P>
+INLINE void tile(const P& a, int row, int panel, int asked, int asks) {
   const float* x = a.x + row * a.x_row;
-  ptrdiff_t at = a.w_first + panel * a.w_panel;
+  ptrdiff_t at = a.w_first + panel * a.panel();
   float* out = a.out + row * a.out_row + panel * LANES;
   Vec sums[R][C];
   UNROLL for (int r = 0; r < R; ++r) {
@@ -80,13 +84,11 @@ INLINE void tile(const Product<W>& a, int row, int panel, int asked, int asks) {
   }
   int k = 0;
   if (asks) {
-    int lines = a.ahead.lines, share = (asks + a.depth - 1) / a.depth, line = asked % lines;
-    const uint8_t* begin = a.ahead.data + asked / lines * a.ahead.row;
-    for (int left = asks; left && k < a.depth; ++k, at += a.w_k) {
-      for (int i = 0; i < share && left; ++i, --left) {
-        __builtin_prefetch(begin + line * LINE, 0, 2);
-        if (++line == lines) line = 0, begin += a.ahead.row;
-      }
+    int share = (asks + a.depth - 1) / a.depth, steps = asks / share;  // what is left over, less than a share, is not asked for
+    const uint8_t* next = a.ahead.data + asked * a.ahead.row;
+    for (; k < steps; ++k, at += a.w_k) {
+      for (int i = 0; i < share; ++i, next += a.ahead.row)
+        for (int line = 0; line < a.ahead.lines; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
       multiply_step<R, C>(a, x + k, at, sums);
     }
   }
@@ -101,31 +103,31 @@ INLINE void tile(const Product<W>& a, int row, int panel, int asked, int asks) {
 
 // Panels outside, rows inside: the panels of a tile stay in the nearest cache for all rows. What is left after the widest tiles goes
 // through ever narrower ones. The first tile of each panel asks for its share of what comes next.
-template <int R, int C, class W>
-INLINE void sweep_from(const Product<W>& a, int first_row, int last_row, int panel, int panels) {
-  int lines = first_row ? 0 : a.ahead.count();
+template <int R, int C, class P>
+INLINE void sweep_from(const P& a, int first_row, int last_row, int panel, int panels) {
+  int ahead = first_row ? 0 : a.ahead.rows;
   for (; panel + C <= panels; panel += C) {
-    int asked = lines * panel / panels, asks = lines * (panel + C) / panels - asked;
+    int asked = ahead * panel / panels, asks = ahead * (panel + C) / panels - asked;
     for (int row = first_row; row < last_row; row += R, asks = 0) tile<R, C>(a, row, panel, asked, asks);
   }
   if constexpr (C > 1) sweep_from<R, C / 2>(a, first_row, last_row, panel, panels);
 }
 
-template <int R, class W>
-__attribute__((noinline)) void sweep(const Product<W>& a, int first_row, int last_row, int panels) {
+template <int R, class P>
+__attribute__((noinline)) void sweep(const P& a, int first_row, int last_row, int panels) {
   sweep_from<R, tile_panels(R)>(a, first_row, last_row, 0, panels);
 }
 
-template <int R, class W>
-INLINE void rest(const Product<W>& a, int first_row, int rows, int panels) {
+template <int R, class P>
+INLINE void rest(const P& a, int first_row, int rows, int panels) {
   if constexpr (R > 0) {
     if (rows == R) return sweep<R>(a, first_row, first_row + R, panels);
     rest<R - 1>(a, first_row, rows, panels);
   }
 }
 
-template <class W>
-INLINE void multiply(const Product<W>& a, int rows, int panels) {
+template <class P>
+INLINE void multiply(const P& a, int rows, int panels) {
   int whole = rows / TILE_ROWS * TILE_ROWS;
   if (whole) sweep<TILE_ROWS>(a, 0, whole, panels);
   rest<TILE_ROWS - 1>(a, whole, rows - whole, panels);
