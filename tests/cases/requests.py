@@ -87,7 +87,7 @@ def idle(server: Server) -> bool:
 
 
 def test_case_25_closed_streams_free_everything(server: Server):
-    until(lambda: idle(server), 2)
+    until(lambda: idle(server), 30)  # of what tests before have left
     cancelled = server.metric('pitstop_requests_finished_total{reason="cancelled"}')
     body = {"model": server.model, "prompt": server.endless, "max_tokens": server.context // 2, "stream": True, "ignore_eos": True}
     opened = []
