@@ -89,7 +89,7 @@ def on_gpu(
 def _on_gpu(source: ModelSource, config: EngineConfig, free: int) -> tuple[Decoder, int]:
     """The model, and how many bytes it took."""
     try:
-        model = load_model(source, config.device, config.kv.context, config.activations, config.share_weights)
+        model = load_model(source, config.device, config.kv.context, config.activations)
     except torch.OutOfMemoryError as error:
         held = torch.cuda.memory_allocated()
         raise ConfigError(

@@ -327,8 +327,16 @@ def test_when_the_second_of_two_fails_the_first_goes_back_too(tmp_path: Path):
     test()
 
 
+UNIT = KV_MEMORY // 8
+
+
+def short_by(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Of memory for a second worker."""
+    monkeypatch.setattr(upgrade_module, "need", lambda config, *_: Need(0, config.kv.memory, 0, 0, RESERVE + config.kv.memory - size))
+
+
 def test_a_smaller_cache_is_tried_when_memory_is_short(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(upgrade_module, "need", lambda config, *_: Need(0, config.kv.memory, 0, 0, RESERVE + KV_MEMORY - 1000))
+    short_by(monkeypatch, 1000)
 
     @run
     async def test():
@@ -339,14 +347,6 @@ def test_a_smaller_cache_is_tried_when_memory_is_short(monkeypatch: pytest.Monke
             assert (await upgraded(pool, kv_memory=KV_MEMORY)).state == "rolled_back"
 
     test()
-
-
-UNIT = KV_MEMORY // 8
-
-
-def short_by(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Of memory for a second worker."""
-    monkeypatch.setattr(upgrade_module, "need", lambda config, *_: Need(0, config.kv.memory, 0, 0, RESERVE + config.kv.memory - size))
 
 
 def test_the_old_worker_lends_what_of_its_cache_nobody_uses(monkeypatch: pytest.MonkeyPatch):
