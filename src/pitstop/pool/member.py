@@ -211,7 +211,8 @@ class Member:
         answer = self._probes.open(request)
         self._send(request)
         try:
-            return await asyncio.wait_for(answer, timeout)
+            async with asyncio.timeout(timeout):
+                return await answer
         except TimeoutError:
             raise DeadlineExceeded(f"worker {self.number} did not answer a probe within {timeout:.3g} s") from None
         finally:
@@ -247,7 +248,8 @@ class Member:
             raise Unavailable(f"worker {self.number} is not ready")
         self._worker.lend(size)
         try:
-            return await asyncio.wait_for(told, timeout)
+            async with asyncio.timeout(timeout):
+                return await told
         except TimeoutError:
             raise DeadlineExceeded(f"worker {self.number} was not to be reached within {timeout:.3g} s") from None
 
@@ -362,7 +364,8 @@ class Member:
         self._worker = Worker(self._incarnation, config, process, on_message, lambda worker: post(self._on_exit, worker))
         log.info("worker %d has process id %d", self.number, self._worker.pid)
         try:
-            self.facts = await asyncio.wait_for(self._worker_ready, self._pool_config.start_timeout)
+            async with asyncio.timeout(self._pool_config.start_timeout):
+                self.facts = await self._worker_ready
         except TimeoutError:
             raise ConfigError(f"the worker was not ready within {self._pool_config.start_timeout:g} s") from None
         if self._worker_gone.is_set():

@@ -240,7 +240,8 @@ class Pool:
         self._idle.clear()
         if self.journal.entries:
             try:
-                await asyncio.wait_for(self._idle.wait(), self.config.stop_timeout)
+                async with asyncio.timeout(self.config.stop_timeout):
+                    await self._idle.wait()
             except TimeoutError:
                 log.warning("%d requests did not finish within %g s and are ended", len(self.journal.entries), self.config.stop_timeout)
         self._end_all("cancelled", Unavailable(CUT_OFF))

@@ -108,7 +108,8 @@ class Health:
                 self._round.notify_all()
             while not self._wake.is_set() and (left := started + self._pause() - time.monotonic()) > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), min(left, _TICK))
+                    async with asyncio.timeout(min(left, _TICK)):
+                        await self._wake.wait()
 
     def _pause(self) -> float:
         """Seconds between two rounds, as things are now."""

@@ -19,6 +19,7 @@ from pitstop.errors import Unavailable
 from pitstop.pool import Pool, Upgrade, Upgrades, Wish
 from pitstop.pool import gate as gate_module
 from pitstop.pool import upgrade as upgrade_module
+from pitstop.pool.loan import Loan
 from pitstop.pool.memory import RESERVE, Need, free_memory
 
 COUNT = "".join(f"{number} " for number in range(200))
@@ -198,6 +199,26 @@ def test_cancelled_before_the_switch_it_leaves_everything_as_it_was(phase: str, 
             assert pool.members == [old]
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+    test()
+
+
+def test_cancelled_in_the_moment_in_which_what_it_waits_for_comes(monkeypatch: pytest.MonkeyPatch):
+    """The worker's answer and the cancellation reach the upgrade in one turn of the event loop: neither hides the other."""
+
+    @run
+    async def test():
+        async with running_pool() as pool:
+            upgrade, stops = await upgraded(pool, wait=False), []
+
+            def take(loan: Loan, lent: int, honest=Loan.take) -> None:
+                honest(loan, lent)
+                if lent >= 0 and not stops:
+                    stops.append(asyncio.create_task(upgrade.stop()))
+
+            monkeypatch.setattr(Loan, "take", take)
+            await upgrade.wait()
+            assert (upgrade.state, len(pool.members), len(stops)) == ("cancelled", 1, 1)
 
     test()
 

@@ -140,7 +140,8 @@ class Traffic:
             return "aborted"
         if ask.kind == "abort early":
             try:
-                await asyncio.wait_for(self._streamed(ask), ask.patience)
+                async with asyncio.timeout(ask.patience):
+                    await self._streamed(ask)
             except TimeoutError:
                 return "aborted"
             return "answered"
