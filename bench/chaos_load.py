@@ -63,7 +63,7 @@ async def aborts(kit: Kit) -> None:
     Counted from when a server has what it keeps for good, and no more than that: memory for each number of rows in its worker, and in
     its front the tokens of ten thousand words, which the tokenizer remembers.
     """
-    total, batches, warm = kit.size(360, 2000), 20, kit.size(120, 1000)
+    total, batches, warm = kit.size(360, 2000), 20, kit.size(120, 2000)
     draw, text = random.Random(0), texts.read()[:500_000]
     limit = SoakLimits().memory_kb_per_request or 0
     counts, memory, waits = [], [], []
