@@ -86,6 +86,13 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, inputs: Inputs)
 BOUND = 2 * TOLERANCE
 """Scales multiplied into the query and zeros added at the end: twice the roundings of floating-point planes, on numbers as large."""
 
+ROUNDED = 2e-4
+"""Where codes are multiplied as integers, for which queries and weights are rounded to 16 bits: half a step is |query * scale| / 65278, the
+largest of a query's, and 64 codes make some 1e-4 of it in scores of a few units."""
+
+AS_NUMBERS = {"the other axis", "closed", "open", "raw", "raw 32"}
+"""Layouts without such codes."""
+
 STREAMS = [(300, 1), (120, 20), (250, 3), (0, 5)]
 
 
@@ -97,7 +104,7 @@ def test_answers(name, softcap, window):
     inputs = written(inputs, layout)
     limits = {"softcap": softcap, "window": window}
     actual = answer(inputs, layout, **limits)
-    assert relative_error(actual, answer(inputs, layout, "ref", **limits), inputs) <= BOUND
+    assert relative_error(actual, answer(inputs, layout, "ref", **limits), inputs) <= (BOUND if name in AS_NUMBERS else ROUNDED)
     each_isa(lambda: answer(inputs, layout, **limits))
     for threads in (1, 3):
         dispatch.set_threads(threads)
@@ -160,7 +167,7 @@ def test_the_bound_sees(fault):
     inputs = written(make_inputs(5, [(300, 1)], heads=1, kv_heads=1, dim=64, dtype=HALF, layout=layout), layout)
     expected = answer(inputs, layout, "ref")
     fault(inputs.pages[inputs.table[1]], layout)
-    assert relative_error(answer(inputs, layout), expected, inputs) > 10 * BOUND
+    assert relative_error(answer(inputs, layout), expected, inputs) > 10 * ROUNDED
 
 
 def test_the_bound_sees_a_lead_page_that_is_off_by_one():
@@ -170,7 +177,7 @@ def test_the_bound_sees_a_lead_page_that_is_off_by_one():
     for left, right in pairwise(range(3)):  # lead and first, first and second; the order of the others does not matter
         table = inputs.table.clone()
         table[[left, right]] = table[[right, left]]
-        assert not relative_error(answer(inputs._replace(table=table), layout), expected, inputs) <= 10 * BOUND
+        assert not relative_error(answer(inputs._replace(table=table), layout), expected, inputs) <= 10 * ROUNDED
 
 
 # ---- refusals

@@ -307,11 +307,12 @@ def test_the_largest_integers_do_not_overflow(kind):
             matrix, values = largest_codes(kind, sign)
         width = matrix.in_features
         x = torch.full((6, width), 3.0)
+        x[0], x[4] = -3.0, -3.0
         for precision in ("int16", "int8"):
             coarse = PackedLinear(matrix.kind, 20, width, matrix.data, precision)
             for isa in ISAS:
                 dispatch.native.set_isa(isa)
-                for part in (x, x[:2]):
+                for part in (x, x[:2], torch.cat([x, x])):
                     torch.testing.assert_close(linear(part, coarse).double(), part.double() @ values.double().T, rtol=1e-6, atol=0)
 
 

@@ -4,11 +4,14 @@
 // ascending d, times scale, soft cap; the largest; exp; the sum over 16 lanes; values by one chain over the tokens seen, ascending.
 //
 // Codes stand for scale * code + zero. Where a scale belongs to a key's channel or to a value's token, the products read the codes as they
-// are: scales multiply the query and the softmax's numerators instead, and the zeros' share is one number a vector, added at the end.
+// are, as integers: scales multiply the query and the softmax's numerators instead, which are then rounded to 16 bits by one scale a vector,
+// and the zeros' share is one number a vector.
 #pragma once
 
 #include "kernels.h"
+#include "code_products.h"
 #include "seal_kernels.h"
+#include "tile.h"
 
 namespace {
 
@@ -81,11 +84,11 @@ INLINE float fold_values(float* weights, int low, int high, const Ranges32& rang
   return sum(sums);
 }
 
-// scores [128] of one vector, dot products but for `bias` in the panels [first, last) -> exp(score - largest), exactly 0 where masked.
-INLINE void softmax_numerators(float* scores, int first, int last, int low, int high, float bias, float scale, float softcap,
-                               float* largest_out, float* total) {
+// scores [128] of one vector, dot products in the panels [first, last) -> exp(score - largest), exactly 0 where masked.
+INLINE void softmax_numerators(float* scores, int first, int last, int low, int high, float scale, float softcap, float* largest_out,
+                               float* total) {
   for (int t = first * LANES; t < last * LANES; t += LANES) {
-    Vec s = mul(add(load(scores + t), broadcast(bias)), broadcast(scale));
+    Vec s = mul(load(scores + t), broadcast(scale));
     if (softcap > 0) s = mul(broadcast(softcap), tanh(div(s, broadcast(softcap))));
     store(scores + t, s);
   }
@@ -147,33 +150,24 @@ void weigh_values(const SegmentBlock& b, Rows<T> values, const float* weights, f
 }
 
 template <class T>
-void score(const SegmentBlock& b, const float* q, Rows<T> keys, int first, int last, int seen, float* scores) {
-  multiply(Product<T>{q, b.head_dim, keys.data, keys.row, b.head_dim, scores + first * LANES, SCORE_ROW, false, first * LANES,
+void score(const SegmentBlock& b, Rows<T> keys, int first, int last, int seen, float* scores) {
+  multiply(Product<T>{b.q, b.head_dim, keys.data, keys.row, b.head_dim, scores + first * LANES, SCORE_ROW, false, first * LANES,
                       ahead_of(b.value_plane, b.values, b.head_dim, false, seen)},
            b.count, last - first);
 }
 
-// Calls body with the plane as something to read panels from. A single tile of queries reads it as it is stored, if a loader exists;
-// for more it is widened first, exactly, once instead of once per tile.
+// Calls body with the plane as something to read panels from. A single tile of queries reads 16 bits as they are stored;
+// for more they are widened first, exactly, once instead of once per tile. Codes whose scales cannot be folded are decoded.
 template <class Body>
 INLINE void with_plane(const SegmentBlock& b, Plane plane, const uint8_t* data, bool transposed, float* wide, const Body& body) {
   int rows = transposed ? b.head_dim : SEGMENT, columns = transposed ? SEGMENT : b.head_dim;
-  ptrdiff_t count = (ptrdiff_t)rows * columns, wide_row = columns % (2 * LANES) ? columns : columns + GAP;
+  ptrdiff_t wide_row = columns % (2 * LANES) ? columns : columns + GAP;
   if (plane.bits == 32) return body(Rows<float>{(const float*)data, columns});
-  bool direct = b.count <= TILE_ROWS;
   if (plane.bits == 16) {
     const Half* halves = (const Half*)data;
-    if (direct) return body(Rows<Half>{halves, columns});
+    if (b.count <= TILE_ROWS) return body(Rows<Half>{halves, columns});
     for (int row = 0; row < rows; ++row)
       for (int i = 0; i < columns; i += LANES) store(wide + row * wide_row + i, load(halves + row * columns + i));
-  } else if (folds(plane, transposed ? Ranges::channel : Ranges::token)) {
-    Codes<8> bytes{data, count};
-    Codes<5> five{data, count};
-    Codes<4> nibbles{data, count};
-    if (direct && plane.bits == 8) return body(Rows<Codes<8>>{&bytes, columns});
-    if (direct && plane.bits == 5) return body(Rows<Codes<5>>{&five, columns});
-    if (direct && plane.bits == 4) return body(Rows<Codes<4>>{&nibbles, columns});
-    widen_codes(plane.bits, data, rows, columns, wide_row, wide);
   } else {
     decode_plane(data, transposed, plane, b.head_dim, wide_row, wide);
   }
@@ -192,33 +186,44 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
     return;
   }
   ptrdiff_t count = b.count, dim = b.head_dim;
-  float *scores = b.scratch, *q = scores + SCORE_ROW * count, *bias = q + count * dim, *wide = bias + (count + 15) / 16 * 16;
+  float *scores = b.scratch, *q = scores + SCORE_ROW * count, *bias = q + count * dim, *factors = bias + (count + 15) / 16 * 16;
+  int8_t* rounded = (int8_t*)(factors + (count + 15) / 16 * 16);
+  float* wide = (float*)(rounded + 2 * count * (dim > SEGMENT ? dim : SEGMENT));
   // Codes come in blocks of several panels; they are sealed, so that all may be read.
   bool whole = b.key_plane.bits < 16;
   int first = whole ? 0 : low / LANES, last = whole ? SEGMENT / LANES : (high + LANES - 1) / LANES;
   Ranges32 ranges;
-  const float* folded = b.q;
-  for (int i = 0; i < b.count; ++i) bias[i] = 0;
   if (folds(b.key_plane, Ranges::channel)) {
     load_ranges(b.key_plane, b.keys, b.head_dim, b.head_dim, ranges);
     fold_keys(b, ranges, q, bias);
-    folded = q;
+    for (ptrdiff_t i = 0; i < count; ++i) factors[i] = round_row(q + i * dim, b.head_dim, rounded + i * 2 * dim);
+    CodeProduct product{b.keys, b.head_dim, SEGMENT, rounded, factors, bias, scores, SCORE_ROW,
+                        ahead_of(b.value_plane, b.values, b.head_dim, false, high)};
+    multiply_codes(b.key_plane.bits, product, b.count, wide);
+  } else {
+    with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, keys, first, last, high, scores); });
   }
-  with_plane(b, b.key_plane, b.keys, true, wide, [&](auto keys) { score(b, folded, keys, first, last, high, scores); });
   for (int i = 0; i < b.count; ++i) {
     if (b.low[i] < b.high[i])
-      softmax_numerators(scores + i * SCORE_ROW, first, last, b.low[i], b.high[i], bias[i], b.scale[i], b.softcap[i], out.largest + i,
+      softmax_numerators(scores + i * SCORE_ROW, first, last, b.low[i], b.high[i], b.scale[i], b.softcap[i], out.largest + i,
                          out.total + i);
     else
       out.total[i] = 0;
   }
-  bool fold = folds(b.value_plane, Ranges::token);
-  if (fold) load_ranges(b.value_plane, b.values, b.head_dim, SEGMENT, ranges);
-  for (int i = 0; fold && i < b.count; ++i) bias[i] = fold_values(scores + i * SCORE_ROW, b.low[i], b.high[i], ranges);
+  if (folds(b.value_plane, Ranges::token)) {
+    load_ranges(b.value_plane, b.values, b.head_dim, SEGMENT, ranges);
+    for (ptrdiff_t i = 0; i < count; ++i) {
+      float* weights = scores + i * SCORE_ROW;
+      for (int t = 0; t < (whole ? 0 : first * LANES); ++t) weights[t] = 0;
+      for (int t = whole ? SEGMENT : last * LANES; t < SEGMENT; ++t) weights[t] = 0;
+      bias[i] = fold_values(weights, b.low[i], b.high[i], ranges);
+      factors[i] = round_row(weights, SEGMENT, rounded + i * 2 * SEGMENT);
+    }
+    CodeProduct product{b.values, SEGMENT, b.head_dim, rounded, factors, bias, out.values, dim, b.next};
+    return multiply_codes(b.value_plane.bits, product, b.count, wide);
+  }
   for (ptrdiff_t i = 0; i < count * dim; ++i) out.values[i] = 0;
   with_plane(b, b.value_plane, b.values, false, wide, [&](auto values) { weigh_values(b, values, scores, out.values); });
-  for (ptrdiff_t i = 0; fold && i < count; ++i)
-    for (ptrdiff_t d = i * dim; d < (i + 1) * dim; d += LANES) store(out.values + d, add(load(out.values + d), broadcast(bias[i])));
 }
 
 INLINE void copy_partial(const Partial& state, ptrdiff_t from, int i, int head_dim) {

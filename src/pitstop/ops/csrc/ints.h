@@ -54,32 +54,34 @@ INLINE Ints load_ints(const void* p) {
   return r;
 }
 // Sixteen unsigned bytes, one a lane.
-INLINE NativeInt load_bytes_part(const uint8_t* p, int part) {
-#if defined(__AVX512F__)
-  return (NativeInt)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-#elif defined(__AVX2__)
-  return (NativeInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + part * WIDTH)));
-#else
-  typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
-  Bytes bytes;
-  __builtin_memcpy(&bytes, p + part * WIDTH, WIDTH);
-  return __builtin_convertvector(bytes, NativeInt);
-#endif
-}
 INLINE Ints load_bytes(const uint8_t* p) {
   Ints r;
-  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = load_bytes_part(p, i);
+#if defined(__AVX512F__)
+  r.part[0] = (NativeInt)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = (NativeInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * WIDTH)));
+#else
+  typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+  UNROLL for (int i = 0; i < PARTS; ++i) {
+    Bytes bytes;
+    __builtin_memcpy(&bytes, p + i * WIDTH, WIDTH);
+    r.part[i] = __builtin_convertvector(bytes, NativeInt);
+  }
+#endif
   return r;
 }
 INLINE void store_ints(void* p, Ints v) {
   UNROLL for (int i = 0; i < PARTS; ++i) __builtin_memcpy((char*)p + i * WIDTH * 4, &v.part[i], sizeof(NativeInt));
 }
 // The four bytes at p in every lane.
-INLINE Ints broadcast_word(const void* p) {
+INLINE NativeInt native_word(const void* p) {
   int32_t word;
   __builtin_memcpy(&word, p, 4);
+  return word - NativeInt{};
+}
+INLINE Ints broadcast_word(const void* p) {
   Ints r;
-  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = word - NativeInt{};
+  UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = native_word(p);
   return r;
 }
 INLINE Ints zero_ints() { return Ints{}; }
@@ -133,9 +135,14 @@ INLINE Ints dot16(Ints sum, Ints a, Ints b) {
 }
 #if defined(__AVX512VNNI__)
 constexpr bool WIDE_QUADS = true;  // quads are summed in 32 bits
+// sum + products of unsigned bytes a and signed bytes b, four a lane
+INLINE NativeInt dot8(NativeInt sum, NativeInt a, NativeInt b) {
+  sum = (NativeInt)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+  PITSTOP_PIN(sum);
+  return sum;
+}
 INLINE Ints add_quads(Ints sum, Ints a, Ints b) {
-  sum.part[0] = (NativeInt)_mm512_dpbusd_epi32((__m512i)sum.part[0], (__m512i)a.part[0], (__m512i)b.part[0]);
-  PITSTOP_PIN(sum.part[0]);
+  sum.part[0] = dot8(sum.part[0], a.part[0], b.part[0]);
   return sum;
 }
 INLINE Ints finish_quads(Ints sum) { return sum; }
@@ -159,6 +166,14 @@ INLINE Ints broadcast_int(int32_t value) {
   Ints r;
   UNROLL for (int i = 0; i < PARTS; ++i) r.part[i] = value - NativeInt{};
   return r;
+}
+INLINE Ints shift_right(Ints a, int by) {
+  UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] = a.part[i] >> by;
+  return a;
+}
+INLINE Ints shift_left(Ints a, int by) {
+  UNROLL for (int i = 0; i < PARTS; ++i) a.part[i] = a.part[i] << by;
+  return a;
 }
 // Signed bytes + 128, as unsigned bytes.
 INLINE Ints offset_bytes(Ints a) {
@@ -244,5 +259,21 @@ INLINE uint32_t largest_magnitude(Vec a, Vec b) {
     top = larger_ints(top, larger_ints((NativeInt)a.part[i] & 0x7fffffff, (NativeInt)b.part[i] & 0x7fffffff));
   return (uint32_t)largest_native(top);
 }
+
+// Magnitudes below count as zeros, so that scales and their inverses are normal numbers.
+constexpr float SMALLEST = 0x1p-100f;
+
+// How numbers become integers: x ~ scale * round(x * inverse). NaN and zeros where one of them is an infinity or NaN.
+struct Rounding {
+  float scale, inverse;
+};
+// bits: the largest magnitude, which becomes `levels`.
+INLINE Rounding rounding_to(uint32_t bits, float levels) {
+  float largest;
+  __builtin_memcpy(&largest, &bits, 4);
+  if (bits >= 0x7f800000) return {__builtin_nanf(""), 0};
+  return largest < SMALLEST ? Rounding{0, 0} : Rounding{largest / levels, levels / largest};
+}
+INLINE Ints round_to_int(Vec x, Rounding by) { return by.inverse == 0 ? zero_ints() : round_to_int(mul(x, broadcast(by.inverse))); }
 
 }  // namespace

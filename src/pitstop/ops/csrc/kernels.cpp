@@ -247,5 +247,5 @@ constexpr bool HAS_FMA = false;
 #define PITSTOP_JOIN(a, b) PITSTOP_JOIN2(a, b)
 
 extern const Kernels PITSTOP_JOIN(kernels_, PITSTOP_TABLE) = {
-    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, takes_bytes, linear_row, rms_norm, layer_norm, gated<silu_times>, gated<gelu_tanh_times>, gated<gelu_erf_times>, softcap, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
+    PITSTOP_STRING(PITSTOP_TABLE), PACKED_ROWS, HAS_FMA, linear, packed_linear, packed_linear_fp32, dequantize_group, quantize, form, linear_row, rms_norm, layer_norm, gated<silu_times>, gated<gelu_tanh_times>, gated<gelu_erf_times>, softcap, rotate, hadamard, append, encode_plane, attend_segment, merge, finish, exp_all, sum_all,
 };

@@ -52,10 +52,10 @@ struct Partial {
 
 constexpr int GAP = 16;  // floats after each row of many, which would else all lie in the same few sets of the nearest cache
 constexpr int SCORE_ROW = 128 + GAP;  // floats from one vector's scores to the next one's
-// Scores, scaled queries, a number for each, and a plane as fp32.
+// Scores, scaled queries, two numbers for each, queries or weights as 16 bits, and a plane as fp32.
 static inline size_t segment_scratch(int count, int head_dim) {
-  size_t plane = 128 * (size_t)head_dim + (head_dim > 128 ? head_dim : 128) * GAP;
-  return (size_t)SCORE_ROW * count + (size_t)count * head_dim + (count + 15) / 16 * 16 + plane;
+  size_t longer = head_dim > 128 ? head_dim : 128, plane = 128 * (size_t)head_dim + longer * GAP;
+  return (size_t)count * (SCORE_ROW + head_dim + longer / 2) + (count + 15) / 16 * 32 + plane;
 }
 // A plane as fp32 twice, and its codes twice.
 static inline size_t encode_scratch(int head_dim) { return 128 * (size_t)head_dim * 5 / 2; }
@@ -84,7 +84,7 @@ struct Kernels {
   void (*packed_linear_fp32)(const PackedTask& task, const float* x, ptrdiff_t x_row, int rows, float* scratch);  // of fp32_scratch
   void (*dequantize_group)(Weights kind, const uint8_t* panel, int group, float* out);
   void (*quantize)(const float* x, ptrdiff_t x_row, int depth, float levels, const Activations& out);
-  bool (*takes_bytes)(Weights kind);  // whether int8 activations should come as bytes for these weights
+  Form (*form)(Weights kind, Precision precision, int rows);  // that activations should have, in tiles of so many rows at most
   // One column of a floating-point panel -> out [depth]
   void (*linear_row)(Floats kind, const void* panel, int depth, int lane, float* out);
   void (*rms_norm)(const float* x, ptrdiff_t x_row, int rows, const float* weight, int dim, float eps, float* out);

@@ -48,7 +48,7 @@ class Quantised {
  public:
   Quantised(const float* x, ptrdiff_t x_row, const Cut& cut, Precision precision) : cut_(cut) {
     const Kernels& kernel = kernels();
-    bytes_ = precision == Precision::int8 && kernel.takes_bytes(cut.kind);
+    form_ = kernel.form(cut.kind, precision, (cut.rows + cut.tiles - 1) / cut.tiles);
     size_t count = (size_t)cut.depth / GROUP * cut.rows;
     values_ = (char*)call_scratch(count * (GROUP * itemsize() / 4 + 3));
     scales_ = (float*)(values_ + count * GROUP * itemsize());
@@ -60,14 +60,14 @@ class Quantised {
     ptrdiff_t groups = cut_.depth / GROUP, at = groups * cut_.first(tile), count = groups * cut_.rows;
     float* scales = scales_ + at;
     int rows = cut_.first(tile + 1) - cut_.first(tile);
-    return {values_ + at * GROUP * itemsize(), scales, scales + count, (int32_t*)(scales + 2 * count), rows, bytes_};
+    return {values_ + at * GROUP * itemsize(), scales, scales + count, (int32_t*)(scales + 2 * count), rows, form_};
   }
 
  private:
-  size_t itemsize() const { return bytes_ ? 1 : 2; }
+  size_t itemsize() const { return form_ == Form::bytes ? 1 : 2; }
 
   const Cut& cut_;
-  bool bytes_;
+  Form form_;
   char* values_;
   float* scales_;
 };

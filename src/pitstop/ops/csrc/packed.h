@@ -23,6 +23,10 @@ constexpr int GROUP = 32;
 enum class Weights : int { q4 = 0, q8 = 1, int8 = 2, q5 = 3, q4f = 4, q4k = 5, q5k = 6, q6k = 7 };
 enum class Precision : int { int16 = 0, int8 = 1, fp32 = 2 };  // of activations
 
+// How a group's 32 values lie: int16; int8 in the order in which lanes hold inputs; or int16 split into high bytes, signed, in that order, and
+// then low bytes, unsigned: 256 times the high bytes' product and the low bytes' product are the same integer as that of the values.
+enum class Form : int { shorts, bytes, split };
+
 // So many groups lie together, in so many bytes; the first one's codes begin there, and each has so many bytes of them.
 struct GroupLayout {
   int groups, size, codes_at, codes;
@@ -46,12 +50,12 @@ constexpr ptrdiff_t panel_bytes(Weights kind, int depth) {
 
 // A tile's rows, quantised group by group: x ~ scale * value with |value| <= 32767 (or 127), every group with a scale of its own.
 struct Activations {
-  void* values;      // [groups][rows][32]: int16, or int8 where `bytes`, in the order in which lanes hold inputs
+  void* values;      // [groups][rows][32]
   float* scales;     // [groups][rows]; NaN where the group holds an infinity or NaN, whose values are then 0
   float* sums;       // [groups][rows]: scale * sum of values
-  int32_t* offsets;  // [groups][rows]: -128 * sum of values
+  int32_t* offsets;  // [groups][rows]: -128 * sum of values, or of high bytes where they are split
   int rows;          // at most Kernels::packed_rows
-  bool bytes;
+  Form form;
 };
 
 // What a task computes: a tile's rows times some panels.

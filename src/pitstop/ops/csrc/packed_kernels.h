@@ -13,7 +13,8 @@ namespace {
 //
 // As bytes they are multiplied unsigned: codes of 4 and 5 bits as they are, those of 8 + 128 (OFFSET), which each row makes up for with
 // -128 times its sum. Only sums of 4 bits fit in 16: where quads are summed in those, the others go as pairs, with the same result; so does
-// q6k everywhere, whose halves would need sums of their own.
+// q6k everywhere, whose halves would need sums of their own. Where quads are summed in 32 bits, few rows of int16 go as quads, too, split into
+// bytes: as many products, but half the unpacking of weights, which is most of the work for one row.
 
 // Unsigned codes of 4, 5 or 6 bits.
 template <int BITS>
@@ -29,6 +30,7 @@ struct GroupCodes {
     Ints v = load_ints(at + part * 64);
     return with_more(j ? byte_nibbles_1(v) : byte_nibbles_0(v), part, 0, j, 0x0101);
   }
+  INLINE Ints plain_quad(int part, int j) const { return quad(part, j); }  // as signed bytes
 
  private:
   INLINE Ints with_more(Ints low, int part, int byte, int nibble, int ones) const {
@@ -107,6 +109,7 @@ struct Q8 {
   INLINE Vec minima() const { return broadcast(0.0f); }
   INLINE Ints pair(int part, int j) const { return pair_at(at + LAYOUT.codes_at, part, j); }
   INLINE Ints quad(int part, int j) const { return offset_bytes(quad_at(at + LAYOUT.codes_at, part, j)); }
+  INLINE Ints plain_quad(int part, int j) const { return quad_at(at + LAYOUT.codes_at, part, j); }
 };
 
 struct Int8 {
@@ -119,6 +122,7 @@ struct Int8 {
   INLINE Vec minima() const { return broadcast(0.0f); }
   INLINE Ints pair(int part, int j) const { return pair_at(at, part, j); }
   INLINE Ints quad(int part, int j) const { return offset_bytes(quad_at(at, part, j)); }
+  INLINE Ints plain_quad(int part, int j) const { return quad_at(at, part, j); }
 };
 
 // What act.of<Kind>() returns for the kind's struct.
@@ -138,11 +142,13 @@ INLINE auto by_kind(Weights kind, const Act& act) {
 
 // ---- one tile: up to TILE rows times one panel
 
+constexpr int SPLIT_ROWS = 8;  // of a tile, at most: the sums of split values, twice as many, stay in registers
 constexpr int PACKED_ROWS = PARTS == 1 ? 12 : PARTS == 2 ? 6 : 4;  // most rows of a tile, by what the registers hold
 
 // Sums over the group, or over its `half` of 16 inputs.
-template <bool BYTES, int R, class Kind>
+template <Form FORM, int R, class Kind>
 INLINE void multiply_group(const char* values, const int32_t* offsets, const Kind& w, int half, Ints (&sums)[R]) {
+  constexpr bool BYTES = FORM == Form::bytes;
   constexpr int ROW_BYTES = BYTES ? GROUP : 2 * GROUP, STEPS = BYTES ? 2 : 4, PARTS_SUMMED = 4 / Kind::HALVES;
   UNROLL for (int r = 0; r < R; ++r) sums[r] = BYTES && Kind::OFFSET ? broadcast_int(offsets[r]) : zero_ints();
   for (int part = half * PARTS_SUMMED; part < (half + 1) * PARTS_SUMMED; ++part) {
@@ -159,6 +165,21 @@ INLINE void multiply_group(const char* values, const int32_t* offsets, const Kin
   }
 }
 
+template <int R, class Kind>
+INLINE void multiply_split(const char* values, const int32_t* offsets, const Kind& w, Ints (&sums)[R]) {
+  Ints low[R];
+  UNROLL for (int r = 0; r < R; ++r) sums[r] = Kind::OFFSET ? broadcast_int(offsets[r]) : zero_ints(), low[r] = zero_ints();
+  UNROLL for (int quad = 0; quad < GROUP / 4; ++quad) {
+    Ints weights = w.quad(quad / 2, quad % 2), plain = w.plain_quad(quad / 2, quad % 2);
+    UNROLL for (int r = 0; r < R; ++r) {
+      const char* at = values + r * 2 * GROUP + quad * 4;
+      sums[r] = add_quads(sums[r], weights, broadcast_word(at));
+      low[r] = add_quads(low[r], broadcast_word(at + GROUP), plain);
+    }
+  }
+  UNROLL for (int r = 0; r < R; ++r) sums[r] = add(shift_left(sums[r], 8), low[r]);
+}
+
 INLINE void store_columns(float* out, Vec v, int columns) {
   if (columns >= LANES) return store(out, v);
   if (columns > 0) store_first(out, v, columns);
@@ -168,7 +189,7 @@ INLINE void store_columns(float* out, Vec v, int columns) {
 // for 8 bits where a group takes two registers; where it takes one (Zen 4), 8 bits are slower with another.
 constexpr int AHEAD = 4096;  // bytes
 
-template <class Kind, bool BYTES, int R>
+template <class Kind, Form FORM, int R>
 INLINE void packed_tile(const PackedTask& t, const Activations& x, int panel) {
   const uint8_t* base = t.panels + panel * panel_bytes(t.kind, t.depth);
   const char* values = (const char*)x.values;
@@ -179,31 +200,34 @@ INLINE void packed_tile(const PackedTask& t, const Activations& x, int panel) {
   for (int group = 0; group < t.depth / GROUP; ++group) {
     Kind w = Kind::of(base, group);
     if constexpr (Kind::PREFETCH) {
-      UNROLL for (int line = 0; line < Kind::LAYOUT.size / Kind::LAYOUT.groups; line += 64) __builtin_prefetch(w.at + AHEAD + line);
+      UNROLL for (int line = 0; line < Kind::LAYOUT.size / Kind::LAYOUT.groups; line += 64) __builtin_prefetch(w.at + AHEAD + line, 0, PARTS == 1 ? 2 : 3);
     }
     UNROLL for (int half = 0; half < Kind::HALVES; ++half) {
       Ints sums[R];
-      multiply_group<BYTES>(values, offsets, w, half, sums);
+      if constexpr (FORM == Form::split)
+        multiply_split(values, offsets, w, sums);
+      else
+        multiply_group<FORM>(values, offsets, w, half, sums);
       Vec scale = w.scales(half), minimum = w.minima();
       UNROLL for (int r = 0; r < R; ++r) {
         acc[r] = fma(to_float(sums[r]), mul(scale, broadcast(scales[r])), acc[r]);
         if (Kind::MINIMA) acc[r] = fma(minimum, broadcast(row_sums[r]), acc[r]);
       }
     }
-    values += R * GROUP * (BYTES ? 1 : 2), scales += R, row_sums += R, offsets += R;
+    values += R * GROUP * (FORM == Form::bytes ? 1 : 2), scales += R, row_sums += R, offsets += R;
   }
   UNROLL for (int r = 0; r < R; ++r) store_columns(t.out + r * t.out_row + panel * LANES, acc[r], t.columns - panel * LANES);
 }
 
-template <class Kind, bool BYTES, int R>
+template <class Kind, Form FORM, int R>
 __attribute__((noinline)) void packed_panels(const PackedTask& t, const Activations& x) {
-  for (int panel = 0; panel * LANES < t.columns; ++panel) packed_tile<Kind, BYTES, R>(t, x, panel);
+  for (int panel = 0; panel * LANES < t.columns; ++panel) packed_tile<Kind, FORM, R>(t, x, panel);
 }
 
-template <class Kind, bool BYTES, int R = PACKED_ROWS>
+template <class Kind, Form FORM, int R = FORM == Form::split ? SPLIT_ROWS : PACKED_ROWS>
 INLINE void packed_by(const PackedTask& t, const Activations& x) {
-  if (x.rows == R) return packed_panels<Kind, BYTES, R>(t, x);
-  if constexpr (R > 1) packed_by<Kind, BYTES, R - 1>(t, x);
+  if (x.rows == R) return packed_panels<Kind, FORM, R>(t, x);
+  if constexpr (R > 1) packed_by<Kind, FORM, R - 1>(t, x);
 }
 
 struct Multiply {
@@ -212,20 +236,27 @@ struct Multiply {
   template <class Kind>
   INLINE void of() const {
     if constexpr (Kind::BYTES) {
-      if (x.bytes) return packed_by<Kind, true>(t, x);
+      if (x.form == Form::bytes) return packed_by<Kind, Form::bytes>(t, x);
     }
-    packed_by<Kind, false>(t, x);
+    if constexpr (Kind::BYTES && WIDE_QUADS) {
+      if (x.form == Form::split) return packed_by<Kind, Form::split>(t, x);
+    }
+    packed_by<Kind, Form::shorts>(t, x);
   }
 };
 void packed_linear(const PackedTask& t, const Activations& x) { by_kind(t.kind, Multiply{t, x}); }
 
-struct TakesBytes {
+struct FormFor {
+  Precision precision;
+  int rows;
   template <class Kind>
-  INLINE bool of() const {
-    return Kind::BYTES;
+  INLINE Form of() const {
+    if (!Kind::BYTES) return Form::shorts;
+    if (precision == Precision::int8) return Form::bytes;
+    return WIDE_QUADS && rows <= SPLIT_ROWS ? Form::split : Form::shorts;
   }
 };
-bool takes_bytes(Weights kind) { return by_kind(kind, TakesBytes{}); }
+Form form(Weights kind, Precision precision, int rows) { return by_kind(kind, FormFor{precision, rows}); }
 
 // ---- fp32: a group is dequantised, then goes through the fp32 tiles
 
@@ -264,9 +295,6 @@ void packed_linear_fp32(const PackedTask& t, const float* x, ptrdiff_t x_row, in
 
 // ---- activations
 
-// Groups whose largest magnitude lies below count as zeros, so that scales and their inverses are normal numbers.
-constexpr float SMALLEST = 0x1p-100f;
-
 // Values are `levels` at most: 32767, or 127.
 void quantize(const float* x, ptrdiff_t x_row, int depth, float levels, const Activations& out) {
   for (int row = 0; row < out.rows; ++row) {
@@ -274,23 +302,21 @@ void quantize(const float* x, ptrdiff_t x_row, int depth, float levels, const Ac
       const float* from = x + row * x_row + group * GROUP;
       ptrdiff_t at = (ptrdiff_t)group * out.rows + row;
       Vec a = load(from), b = load(from + LANES);
-      uint32_t bits = largest_magnitude(a, b);
-      float largest;
-      __builtin_memcpy(&largest, &bits, 4);
-      bool finite = bits < 0x7f800000, zero = !finite || largest < SMALLEST;
-      Vec inverse = broadcast(zero ? 0.0f : levels / largest);
-      Ints low = zero ? zero_ints() : round_to_int(mul(a, inverse)), high = zero ? zero_ints() : round_to_int(mul(b, inverse));
-      float scale = !finite ? __builtin_nanf("") : zero ? 0.0f : largest / levels;
-      out.scales[at] = scale;
+      Rounding rounding = rounding_to(largest_magnitude(a, b), levels);
+      Ints low = round_to_int(a, rounding), high = round_to_int(b, rounding);
+      out.scales[at] = rounding.scale;
       int32_t sum = sum_lanes(add(low, high));
-      out.sums[at] = scale * (float)sum;
+      out.sums[at] = rounding.scale * (float)sum;
       out.offsets[at] = -128 * sum;
-      if (out.bytes) {
-        int8_t* to = (int8_t*)out.values + at * GROUP;
+      int8_t* to = (int8_t*)out.values + at * GROUP * (out.form == Form::bytes ? 1 : 2);
+      if (out.form == Form::bytes) {
         store_eights(to, low), store_eights(to + LANES, high);
+      } else if (WIDE_QUADS && out.form == Form::split) {
+        Ints a = shift_right(low, 8), b = shift_right(high, 8);
+        store_eights(to, a), store_eights(to + LANES, b), store_eights(to + GROUP, low), store_eights(to + GROUP + LANES, high);
+        out.offsets[at] = -128 * sum_lanes(add(a, b));
       } else {
-        int16_t* to = (int16_t*)out.values + at * GROUP;
-        store_shorts(to, low), store_shorts(to + LANES, high);
+        store_shorts((int16_t*)to, low), store_shorts((int16_t*)to + LANES, high);
       }
     }
   }

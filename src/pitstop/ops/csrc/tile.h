@@ -7,7 +7,7 @@
 
 namespace {
 
-// C panels of elements as fp32, `panel` elements apart, the first at element `at`. Overloaded for what is no array of elements (codes.h).
+// C panels of elements as fp32, `panel` elements apart, the first at element `at`.
 template <int C, class W>
 INLINE void load_panels(const W* w, ptrdiff_t at, ptrdiff_t panel, Vec* out) {
   UNROLL for (int c = 0; c < C; ++c) out[c] = load(w + at + c * panel);
