@@ -66,7 +66,7 @@ async def aborts(kit: Kit) -> None:
     total, batches, warm = kit.size(360, 2000), 20, kit.size(120, 2000)
     draw, text = random.Random(0), texts.read()[:500_000]
     limit = SoakLimits().memory_kb_per_request or 0
-    counts, memory, waits = [], [], []
+    counts, memory, waits, processes = [], [], [], ("front", "worker")
     async with serving(kit, "--context", "2048", "--kv-memory", "256MiB", "--max-waiting", "100") as server:
 
         async def leave() -> None:
@@ -91,11 +91,11 @@ async def aborts(kit: Kit) -> None:
         for number in range(batches):
             await batch(total // batches)
             counts.append((number + 1) * (total // batches))
-            held, touched = await server.metrics("pitstop_process_anonymous_bytes", "pitstop_kv_touched_bytes")
-            memory.append(held - touched)
+            held = await server.metrics(*(f'pitstop_process_anonymous_bytes{{process="{name}"}}' for name in processes))
+            memory.append((held[0], held[1] - await server.metric("pitstop_kv_touched_bytes")))
         after = await server.metrics('pitstop_kv_pages{use="in_use"}', 'pitstop_kv_tails{use="in_use"}')
         restarts, cancelled = await server.metrics("pitstop_worker_restarts_total", 'pitstop_requests_finished_total{reason="cancelled"}')
-    found = slope(counts, memory)
+    found = slope(counts, [sum(held) for held in memory])
     low, high, value = (number / KIB for number in (found.low, found.high, found.value))
     between = f"{value:+.2f} KiB an abort, between {low:+.2f} and {high:+.2f} with 95 % confidence; {limit:g} allowed"
     kit.promise("no growth of anonymous memory", low <= 0 or high <= limit, between)
@@ -109,6 +109,7 @@ async def aborts(kit: Kit) -> None:
     kit.figures |= {
         "aborts": counts[-1],
         "kib_per_abort": [round(part, 3) for part in (low, value, high)],
+        "kib_after_batches": {name: [round(held[i] / KIB) for held in memory] for i, name in enumerate(processes)},
         "idle_longest_s": round(max(waits), 3),
     }
 

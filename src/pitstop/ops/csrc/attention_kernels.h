@@ -4,12 +4,12 @@
 // ascending d, times scale, soft cap; the largest; exp; the sum over 16 lanes; values by one chain over the tokens seen, ascending.
 //
 // Codes stand for scale * code + zero. Where a scale belongs to a key's channel or to a value's token, the products read the codes as they
-// are, as integers: scales multiply the query and the softmax's numerators instead, which are then rounded to 16 bits by one scale a vector,
-// and the zeros' share is one number a vector.
+// are, as integers: scales multiply the query and the softmax's numerators instead, which are then rounded to 16 bits by one scale a
+// vector, and the zeros' share is one number a vector.
 #pragma once
 
-#include "kernels.h"
 #include "code_products.h"
+#include "kernels.h"
 #include "seal_kernels.h"
 #include "tile.h"
 

@@ -9,8 +9,8 @@ namespace {
 
 constexpr int STEP = WIDE_QUADS ? 4 : 2;               // of a column's codes that one instruction takes
 constexpr float CODE_LEVELS = 127 * 256 + 127;         // largest value whose high byte is one, too
-constexpr int CODE_ROWS = 3;                           // of a tile: their sums and a block's codes stay in registers
-constexpr int BLOCK = 4 * WIDTH, BLOCK_PANELS = BLOCK / LANES;
+constexpr int CODE_ROWS = 3;                           // of a tile: their sums and a block's codes stay in registers, or nearly
+constexpr int BLOCK = 4 * WIDTH, BLOCK_PANELS = BLOCK / LANES;  // columns: four vectors of sums for each row
 
 typedef uint8_t NativeBytes __attribute__((vector_size(WIDTH * 4)));
 
@@ -40,14 +40,47 @@ INLINE NativeBytes block_codes(const Codes<BITS>& codes, ptrdiff_t at, int panel
     }
     return (NativeBytes)r;
   }
+#elif defined(__AVX2__)
+  if constexpr (ALIGNED && BITS < 8) {
+    auto load = [](const uint8_t* p) { return _mm_loadu_si128((const __m128i*)p); };
+    __m256i r = _mm256_setzero_si256();
+    if constexpr ((BITS & 4) != 0) {
+      __m128i nibbles = load(codes.data + at / 2);
+      r = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(nibbles, 4), nibbles), _mm256_set1_epi8(15));
+    }
+    if constexpr ((BITS & 2) != 0) {
+      __m128i pairs = load(codes.data + codes.count * (BITS & 4) / 8 + at / 64 * 16);
+      pairs = _mm_srl_epi16(pairs, _mm_cvtsi32_si128((int)(at / 32 % 2) * 4));
+      __m256i both = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(pairs, 2), pairs), _mm256_set1_epi8(3));
+      r = _mm256_or_si256(r, _mm256_slli_epi16(both, SHIFT<BITS, 2>));
+    }
+    if constexpr ((BITS & 1) != 0) {
+      int32_t single;
+      __builtin_memcpy(&single, codes.data + codes.count * (BITS & 6) / 8 + at / 8, 4);
+      constexpr int64_t EACH = 0x0101010101010101;
+      __m256i eights = _mm256_shuffle_epi8(_mm256_set1_epi32(single), _mm256_setr_epi64x(0, EACH, EACH * 2, EACH * 3));
+      __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201);
+      eights = _mm256_cmpeq_epi8(_mm256_and_si256(eights, bit), bit);
+      r = _mm256_or_si256(r, _mm256_and_si256(eights, _mm256_set1_epi8((char)(1 << SHIFT<BITS, 1>))));
+    }
+    return (NativeBytes)r;
+  }
 #endif
+  NativeBytes r;
+  if constexpr (ALIGNED && BITS == 8) {
+    __builtin_memcpy(&r, codes.data + at, sizeof r);
+    return r;
+  }
   Bytes16 parts[BLOCK_PANELS] = {};
   UNROLL for (int i = 0; i < BLOCK_PANELS; ++i) {
     if (ALIGNED || i < panels) parts[i] = panel_codes(codes, at + i * LANES);
   }
-  NativeBytes r;
+#if defined(__AVX2__) && !defined(__AVX512F__)  // through memory it would wait for two stores
+  return (NativeBytes)_mm256_set_m128i((__m128i)parts[1], (__m128i)parts[0]);
+#else
   __builtin_memcpy(&r, parts, sizeof r);
   return r;
+#endif
 }
 
 // Within each 128 bits the lower, or the upper, halves' bytes (16-bit halves) in turn.
@@ -130,19 +163,25 @@ struct CodeProduct {
 // source(step): a block's codes of STEP rows.
 template <int R, class Source>
 INLINE void code_tile(const CodeProduct& p, int row, int column, int panels, const Source& source) {
-  const int8_t* x = p.values + (ptrdiff_t)row * 2 * p.depth;
-  NativeInt sums[R][4] = {}, low[R][4] = {};
-  for (int step = 0; step < p.depth / STEP; ++step) {
+  ptrdiff_t depth = p.depth;
+  const int8_t* x = p.values + row * 2 * depth;
+  NativeInt sums[R][4], low[R][4];
+  UNROLL for (int r = 0; r < R; ++r) {
+    UNROLL for (int j = 0; j < 4; ++j) sums[r][j] = low[r][j] = NativeInt{};
+  }
+  for (int step = 0; step < depth / STEP; ++step) {
     NativeInt codes[4];
     source(step, codes);
     UNROLL for (int r = 0; r < R; ++r) {
-      const int8_t* at = x + (ptrdiff_t)r * 2 * p.depth + 4 * step;
+      const int8_t* at = x + r * 2 * depth + 4 * step;
       UNROLL for (int j = 0; j < 4; ++j) {
 #if defined(__AVX512VNNI__)
         sums[r][j] = dot8(sums[r][j], codes[j], native_word(at));
-        low[r][j] = dot8(low[r][j], codes[j], native_word(at + p.depth));
+        low[r][j] = dot8(low[r][j], codes[j], native_word(at + depth));
 #else
-        sums[r][j] = dot16(sums[r][j], codes[j], native_word(at));
+        NativeInt sum = dot16(sums[r][j], codes[j], native_word(at));
+        PITSTOP_PIN(sum);
+        sums[r][j] = sum;
 #endif
       }
     }
@@ -167,21 +206,25 @@ INLINE void code_rows(const CodeProduct& p, int row, int rows, int column, int p
 template <int BITS, bool ALIGNED>
 __attribute__((noinline)) void multiply_blocks(const CodeProduct& p, int rows, char* kept) {
   Codes<BITS> codes{p.codes, (ptrdiff_t)p.depth * p.columns};
-  int steps = p.depth / STEP, blocks = (p.columns + BLOCK - 1) / BLOCK, share = (p.ahead.rows + steps * blocks - 1) / (steps * blocks);
+  ptrdiff_t columns = p.columns;
+  Ahead ahead = p.ahead;
+  int steps = p.depth / STEP, blocks = (p.columns + BLOCK - 1) / BLOCK, share = (ahead.rows + steps * blocks - 1) / (steps * blocks);
   for (int block = 0; block < blocks; ++block) {
     int column = block * BLOCK, left = (p.columns - column) / LANES, panels = left < BLOCK_PANELS ? left : BLOCK_PANELS;
     bool keeps = rows > CODE_ROWS;
     code_rows(p, 0, rows, column, panels, [&](int step, NativeInt (&out)[4]) {
-      int asked = (block * steps + step) * share, asks = p.ahead.rows - asked < share ? p.ahead.rows - asked : share;
+      int asked = (block * steps + step) * share, asks = ahead.rows - asked < share ? ahead.rows - asked : share;
       for (int i = 0; i < asks; ++i)
-        for (int line = 0; line < p.ahead.lines; ++line) __builtin_prefetch(p.ahead.data + (asked + i) * p.ahead.row + line * LINE, 0, 2);
+        for (int line = 0; line < ahead.lines; ++line) __builtin_prefetch(ahead.data + (asked + i) * ahead.row + line * LINE, 0, 2);
       NativeBytes taken[STEP];
-      UNROLL for (int i = 0; i < STEP; ++i)
-        taken[i] = block_codes<ALIGNED>(codes, (ptrdiff_t)(step * STEP + i) * p.columns + column, panels);
+      UNROLL for (int i = 0; i < STEP; ++i) taken[i] = block_codes<ALIGNED>(codes, (step * STEP + i) * columns + column, panels);
       interleave(taken, out);
-      if (keeps) __builtin_memcpy(kept + step * sizeof out, out, sizeof out);
+      if (!keeps) return;
+      UNROLL for (int j = 0; j < 4; ++j) __builtin_memcpy(kept + (4 * step + j) * sizeof out[j], &out[j], sizeof out[j]);
     });
-    auto again = [&](int step, NativeInt (&out)[4]) { __builtin_memcpy(out, kept + step * sizeof out, sizeof out); };
+    auto again = [&](int step, NativeInt (&out)[4]) {
+      UNROLL for (int j = 0; j < 4; ++j) __builtin_memcpy(&out[j], kept + (4 * step + j) * sizeof out[j], sizeof out[j]);
+    };
     for (int row = CODE_ROWS; row < rows; row += CODE_ROWS) code_rows(p, row, rows - row, column, panels, again);
   }
 }

@@ -23,8 +23,8 @@ constexpr int GROUP = 32;
 enum class Weights : int { q4 = 0, q8 = 1, int8 = 2, q5 = 3, q4f = 4, q4k = 5, q5k = 6, q6k = 7 };
 enum class Precision : int { int16 = 0, int8 = 1, fp32 = 2 };  // of activations
 
-// How a group's 32 values lie: int16; int8 in the order in which lanes hold inputs; or int16 split into high bytes, signed, in that order, and
-// then low bytes, unsigned: 256 times the high bytes' product and the low bytes' product are the same integer as that of the values.
+// How a group's 32 values lie: int16; int8 in the order in which lanes hold inputs; or int16 split into high bytes, signed, in that order,
+// and then low bytes, unsigned: 256 times the high bytes' product and the low bytes' product are the same integer as that of the values.
 enum class Form : int { shorts, bytes, split };
 
 // So many groups lie together, in so many bytes; the first one's codes begin there, and each has so many bytes of them.

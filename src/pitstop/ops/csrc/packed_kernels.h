@@ -13,8 +13,8 @@ namespace {
 //
 // As bytes they are multiplied unsigned: codes of 4 and 5 bits as they are, those of 8 + 128 (OFFSET), which each row makes up for with
 // -128 times its sum. Only sums of 4 bits fit in 16: where quads are summed in those, the others go as pairs, with the same result; so does
-// q6k everywhere, whose halves would need sums of their own. Where quads are summed in 32 bits, few rows of int16 go as quads, too, split into
-// bytes: as many products, but half the unpacking of weights, which is most of the work for one row.
+// q6k everywhere, whose halves would need sums of their own. Where quads are summed in 32 bits, few rows of int16 go as quads, too, split
+// into bytes: as many products, but half the unpacking of weights, which is most of the work for one row.
 
 // Unsigned codes of 4, 5 or 6 bits.
 template <int BITS>
@@ -186,7 +186,8 @@ INLINE void store_columns(float* out, Vec v, int columns) {
 }
 
 // Weights go from memory to registers, sums stay there: nothing is stored but the outputs. The hardware's prefetch is too late for q4, and
-// for 8 bits where a group takes two registers; where it takes one (Zen 4), 8 bits are slower with another.
+// for 8 bits where a group takes two registers; where it takes one (Zen 4), 8 bits are slower with another, and 4 bits no slower (Emerald
+// Rapids: faster) asked for into the second cache.
 constexpr int AHEAD = 4096;  // bytes
 
 template <class Kind, Form FORM, int R>
@@ -200,7 +201,8 @@ INLINE void packed_tile(const PackedTask& t, const Activations& x, int panel) {
   for (int group = 0; group < t.depth / GROUP; ++group) {
     Kind w = Kind::of(base, group);
     if constexpr (Kind::PREFETCH) {
-      UNROLL for (int line = 0; line < Kind::LAYOUT.size / Kind::LAYOUT.groups; line += 64) __builtin_prefetch(w.at + AHEAD + line, 0, PARTS == 1 ? 2 : 3);
+      UNROLL for (int line = 0; line < Kind::LAYOUT.size / Kind::LAYOUT.groups; line += 64)
+        __builtin_prefetch(w.at + AHEAD + line, 0, PARTS == 1 ? 2 : 3);
     }
     UNROLL for (int half = 0; half < Kind::HALVES; ++half) {
       Ints sums[R];
