@@ -185,6 +185,7 @@ def test_every_number_of_nested_blocks_keeps_its_values(kind):
 )
 def test_stacked_parts(kinds, expected):
     """By rows, also where a part ends within a panel; neighbours of one kind together; with floating-point ones they become fp32."""
+    torch.manual_seed(len(kinds))  # the rounding of activations to 16 bits reaches the tolerance in one draw of a thousand
     parts = [stored(kind, torch.randn(10 + 13 * i, 256)) for i, kind in enumerate(kinds)]
     matrix = pack_stored(parts, "cpu")
     weight = torch.cat([torch.from_numpy(part.dequantize()) for part in parts])
