@@ -188,7 +188,7 @@ INLINE void store_columns(float* out, Vec v, int columns) {
 // Weights go from memory to registers, sums stay there: nothing is stored but the outputs. The hardware's prefetch is too late for q4, and
 // for 8 bits where a group takes two registers; where it takes one (Zen 4), 8 bits are slower with another, and 4 bits no slower (Emerald
 // Rapids: faster) asked for into the second cache.
-constexpr int AHEAD = 4096;  // bytes
+constexpr int AHEAD = PARTS == 1 ? 8192 : 4096;  // bytes
 
 template <class Kind, Form FORM, int R>
 INLINE void packed_tile(const PackedTask& t, const Activations& x, int panel) {
