@@ -38,14 +38,14 @@ INLINE Bytes16 panel_codes(const Codes<BITS>& codes, ptrdiff_t at) {
     return r;
   };
   typedef uint16_t Shorts8 __attribute__((vector_size(16)));  // instruction sets shift these, but no bytes
-  auto field = [&](const uint8_t* p, ptrdiff_t index, int bits) {  // of each byte
-    return (Bytes16)((Shorts8)load(p) >> (int)(index * bits)) & (uint8_t)((1 << bits) - 1);
+  auto field = [&](const uint8_t* p, ptrdiff_t from, uint8_t ones) {  // of each byte
+    return (Bytes16)((Shorts8)load(p) >> (int)from) & ones;
   };
   if constexpr (BITS == 8) return load(codes.data + at);
   Bytes16 r = {};
-  if constexpr ((BITS & 4) != 0) r = field(codes.data + at / 32 * 16, at / 16 % 2, 4);
+  if constexpr ((BITS & 4) != 0) r = field(codes.data + at / 32 * 16, at / 16 % 2 * 4, 15);
   if constexpr ((BITS & 2) != 0)
-    r |= (Bytes16)((Shorts8)field(codes.data + codes.count * (BITS & 4) / 8 + at / 64 * 16, at / 16 % 4, 2) << SHIFT<BITS, 2>);
+    r |= (Bytes16)((Shorts8)field(codes.data + codes.count * (BITS & 4) / 8 + at / 64 * 16, at / 16 % 4 * 2, 3) << SHIFT<BITS, 2>);
   if constexpr ((BITS & 1) != 0) {
     const uint8_t* p = codes.data + codes.count * (BITS & 6) / 8 + at / 8;
     uint64_t eights[2] = {p[0] * 0x0101010101010101u, p[1] * 0x0101010101010101u};
