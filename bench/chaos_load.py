@@ -64,9 +64,10 @@ async def aborts(kit: Kit) -> None:
     its front the tokens of ten thousand words, which the tokenizer remembers.
     """
     total, batches, warm = kit.size(360, 2000), 20, kit.size(120, 2000)
-    draw, text = random.Random(0), texts.read()[:500_000]
+    draw, text = random.Random(0), texts.read()
     limit = SoakLimits().memory_kb_per_request or 0
     counts, memory, waits, processes = [], [], [], ("front", "worker")
+    sizes = [*(f'pitstop_process_anonymous_bytes{{process="{name}"}}' for name in processes), "pitstop_kv_touched_bytes"]
     async with serving(kit, "--context", "2048", "--kv-memory", "256MiB", "--max-waiting", "100") as server:
 
         async def leave() -> None:
@@ -91,8 +92,8 @@ async def aborts(kit: Kit) -> None:
         for number in range(batches):
             await batch(total // batches)
             counts.append((number + 1) * (total // batches))
-            held = await server.metrics(*(f'pitstop_process_anonymous_bytes{{process="{name}"}}' for name in processes))
-            memory.append((held[0], held[1] - await server.metric("pitstop_kv_touched_bytes")))
+            front, worker, touched = await server.metrics(*sizes)
+            memory.append((front, worker - touched))
         after = await server.metrics('pitstop_kv_pages{use="in_use"}', 'pitstop_kv_tails{use="in_use"}')
         restarts, cancelled = await server.metrics("pitstop_worker_restarts_total", 'pitstop_requests_finished_total{reason="cancelled"}')
     found = slope(counts, [sum(held) for held in memory])

@@ -84,7 +84,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, inputs: Inputs)
 
 
 BOUND = 2 * TOLERANCE
-"""Scales multiplied into the query and zeros added at the end: twice the roundings of floating-point planes, on numbers as large."""
+"""Of planes that are decoded or are numbers: twice the roundings of floating-point planes, on numbers as large."""
 
 ROUNDED = 2e-4
 """Where codes are multiplied as integers, for which queries and weights are rounded to 16 bits: half a step is |query * scale| / 65278, the

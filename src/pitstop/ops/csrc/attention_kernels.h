@@ -214,8 +214,8 @@ void attend_segment(const SegmentBlock& b, const Partial& out) {
     load_ranges(b.value_plane, b.values, b.head_dim, SEGMENT, ranges);
     for (ptrdiff_t i = 0; i < count; ++i) {
       float* weights = scores + i * SCORE_ROW;
-      for (int t = 0; t < (whole ? 0 : first * LANES); ++t) weights[t] = 0;
-      for (int t = whole ? SEGMENT : last * LANES; t < SEGMENT; ++t) weights[t] = 0;
+      for (int t = 0; t < first * LANES; ++t) weights[t] = 0;
+      for (int t = last * LANES; t < SEGMENT; ++t) weights[t] = 0;
       bias[i] = fold_values(weights, b.low[i], b.high[i], ranges);
       factors[i] = round_row(weights, SEGMENT, rounded + i * 2 * SEGMENT);
     }

@@ -18,8 +18,7 @@ typedef uint8_t NativeBytes __attribute__((vector_size(WIDTH * 4)));
 template <bool ALIGNED, int BITS>
 INLINE NativeBytes block_codes(const Codes<BITS>& codes, ptrdiff_t at, int panels) {
 #if defined(__AVX512F__)
-  if constexpr (ALIGNED) {
-    if constexpr (BITS == 8) return (NativeBytes)_mm512_loadu_si512(codes.data + at);
+  if constexpr (ALIGNED && BITS < 8) {
     __m512i r = _mm512_setzero_si512();
     if constexpr ((BITS & 4) != 0) {
       __m512i twice = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(codes.data + at / 2)));

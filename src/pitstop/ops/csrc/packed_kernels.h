@@ -165,6 +165,7 @@ INLINE void multiply_group(const char* values, const int32_t* offsets, const Kin
   }
 }
 
+// Sums over the group of rows that are split into bytes.
 template <int R, class Kind>
 INLINE void multiply_split(const char* values, const int32_t* offsets, const Kind& w, Ints (&sums)[R]) {
   Ints low[R];
