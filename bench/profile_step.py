@@ -1,10 +1,9 @@
 """Where does a step spend its time? Decode of 1 and 32 streams, and a prefill chunk: kernels by op, Python, sampling, messages.
 
-    python bench/profile_step.py [--model NAME_OR_PATH] [--steps 30] [--context 256] [--activations exact]
+    python bench/profile_step.py [--model NAME_OR_PATH] [--steps 30] [--context 256] [--streams 1,32] [--activations exact]
 
-Each op's native kernel is timed in the eager run, by a stand-in for the native module that notes how long every call takes. A decode step
-really runs as one recorded call (ops/graph.py): that is timed as a whole, without the stand-in, and its difference to the eager kernels is
-what they wait for Python. Figures are medians over steps, in milliseconds. A table per case, and last one JSON line.
+A decode step runs as one recorded call (ops/graph.py). It is timed as a whole, and in another engine call by call, by a stand-in for the
+native module that notes how long each takes. Figures are medians over steps, in milliseconds. A table per case, and last one JSON line.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from unittest import mock
 
 import texts
@@ -26,7 +26,6 @@ from others import Others
 from pitstop import LLM, SamplingParams
 from pitstop.config import usable_cores
 from pitstop.engine import core, runner
-from pitstop.engine.graphs import DecodeGraphs
 from pitstop.engine.protocol import Commands, Step, ToFront, ToWorker, receive, send
 from pitstop.engine.runner import Runner
 from pitstop.engine.scheduler import Scheduler
@@ -53,6 +52,10 @@ class Clock:
 
         return call
 
+    def restart(self) -> None:
+        self.now.clear()
+        self.steps.clear()
+
     def end_step(self) -> None:
         self.steps.append(dict(self.now))
         self.now.clear()
@@ -63,6 +66,26 @@ class Clock:
         return {name: 1e3 * statistics.median(step.get(name, 0.0) for step in self.steps) for name in names}
 
 
+class TimedGraph:
+    """Stands in for a native graph: each call is a graph of its own, timed as "kernel NAME"."""
+
+    def __init__(self, native: object, clock: Clock) -> None:
+        self._native, self._clock = native, clock
+        self._calls: list[Callable[[], None]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def note(*arguments: object) -> None:
+            call = self._native.Graph()
+            getattr(call, name)(*arguments)
+            self._calls.append(self._clock.timed(f"kernel {name}", call.replay))
+
+        return note
+
+    def replay(self) -> None:
+        for call in self._calls:
+            call()
+
+
 class TimedNative:
     """Stands in for the native module: the same functions, timed as "kernel NAME"."""
 
@@ -71,16 +94,16 @@ class TimedNative:
 
     def __getattr__(self, name: str) -> object:
         value = getattr(self._native, name)
-        if isinstance(value, type):  # Graph
-            return value
+        if isinstance(value, type):
+            return partial(TimedGraph, self._native, self._clock)
         timed = self._clock.timed(f"kernel {name}", value)
         setattr(self, name, timed)  # the next look-up costs nothing
         return timed
 
 
 @contextmanager
-def instrumented(clock: Clock, eager: bool) -> Iterator[None]:
-    """Time the parts of Engine.step; with `eager`, also every native call. Kernels run inside "logits", which runs inside "launch"."""
+def instrumented(clock: Clock) -> Iterator[None]:
+    """Time the parts of Engine.step. Kernels run inside "logits", which runs inside "launch"."""
     parts = [
         (Scheduler, "plan", "plan"),
         (Scheduler, "settle", "settle"),
@@ -96,8 +119,6 @@ def instrumented(clock: Clock, eager: bool) -> Iterator[None]:
         for owner, attribute, name in parts:
             original = getattr(owner, attribute)
             stack.enter_context(mock.patch.object(owner, attribute, _method(clock.timed(name, original))))
-        if eager:
-            stack.enter_context(mock.patch.object(dispatch, "native", TimedNative(dispatch.native, clock)))
         yield
 
 
@@ -121,15 +142,16 @@ def message_times(requests: list[Request], outputs: list, stats) -> float:
     return 1e3 * statistics.median(times)
 
 
-def profile(llm: LLM, prompts: list[list[int]], steps: int, eager: bool) -> dict[str, float]:
+def profile(llm: LLM, clock: Clock, prompts: list[list[int]], steps: int) -> dict[str, float]:
     """Milliseconds by part for steps in which every prompt decodes one token."""
-    engine, clock, begun = llm.engine, Clock(), set()
+    engine, begun = llm.engine, set()
     waiting = sum(map(len, prompts)) // engine.config.prefill_chunk
     requests = _submit(llm, prompts, steps + waiting + 8)
     while len(begun) < len(prompts):
         begun |= {output.id for output in engine.step()}
     engine.step()  # a graph is recorded on first use
-    with instrumented(clock, eager):
+    clock.restart()
+    with instrumented(clock):
         for _ in range(steps):
             outputs = engine.step()
             clock.end_step()
@@ -138,12 +160,13 @@ def profile(llm: LLM, prompts: list[list[int]], steps: int, eager: bool) -> dict
     return clock.medians() | {"messages": message_times([], outputs, engine.stats())}
 
 
-def profile_prefill(llm: LLM, prompt: list[int], steps: int) -> dict[str, float]:
+def profile_prefill(llm: LLM, clock: Clock, prompt: list[int], steps: int) -> dict[str, float]:
     """Milliseconds by part for steps that compute a prompt of one chunk."""
-    engine, clock = llm.engine, Clock()
+    engine = llm.engine
+    clock.restart()
     for repeat in range(steps + 1):
         requests = _submit(llm, [prompt], 1)
-        with instrumented(clock, eager=True):
+        with instrumented(clock):
             outputs = engine.step()
         if repeat:  # after one to warm up
             clock.end_step()
@@ -159,9 +182,9 @@ def _submit(llm: LLM, prompts: list[list[int]], tokens: int) -> list[Request]:
     return requests
 
 
-def summary(whole: dict[str, float], eager: dict[str, float]) -> dict[str, float]:
-    """The parts that add up to a step, from the run as it serves, and each kernel's share, from the eager run (a prefill has no other)."""
-    kernels = {name: value for name, value in eager.items() if name.startswith("kernel ")}
+def summary(whole: dict[str, float], timed: dict[str, float]) -> dict[str, float]:
+    """The parts that add up to a step, from the run as it serves, and each kernel's share, from the timed run (a prefill has no other)."""
+    kernels = {name: value for name, value in timed.items() if name.startswith("kernel ")}
     native = sum(kernels.values())
     graph = whole.get("graph", 0.0)
     compute = graph or native
@@ -173,20 +196,20 @@ def summary(whole: dict[str, float], eager: dict[str, float]) -> dict[str, float
         "scheduling": whole["plan"] + whole["settle"],
         "rest": whole["step"] - whole["plan"] - whole["settle"] - whole["logits"] - whole["sample"],
     }
-    return {"step": whole["step"], **parts, "messages": whole["messages"], "eager step": eager["step"], "eager kernels": native, **kernels}
+    return {"step": whole["step"], **parts, "messages": whole["messages"], "timed step": timed["step"], "timed kernels": native, **kernels}
 
 
 def show(title: str, figures: dict[str, float]) -> None:
     print(f"\n{title}: {figures['step']:.3f} ms")
     for name, value in figures.items():
-        if name == "eager step":
-            print(f"  of the eager run, {value:.3f} ms, of which kernels {figures['eager kernels']:.3f}:")
-        elif name not in ("step", "eager kernels") and not name.startswith("kernel "):
+        if name == "timed step":
+            print(f"  call by call {value:.3f} ms, of which kernels {figures['timed kernels']:.3f}:")
+        elif name not in ("step", "timed kernels") and not name.startswith("kernel "):
             aside = "  (beside the step)" if name == "messages" else f"{100 * value / figures['step']:6.1f} %"
             print(f"  {name:24} {value:9.3f} ms {aside}")
     kernels = [(name, value) for name, value in figures.items() if name.startswith("kernel ")]
     for name, value in sorted(kernels, key=lambda item: -item[1]):
-        print(f"    {name.removeprefix('kernel '):22} {value:9.3f} ms {100 * value / figures['eager kernels']:6.1f} %")
+        print(f"    {name.removeprefix('kernel '):22} {value:9.3f} ms {100 * value / figures['timed kernels']:6.1f} %")
 
 
 def main() -> None:
@@ -194,23 +217,27 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--context", type=int, default=256, help="tokens of each prompt before decoding")
+    parser.add_argument("--streams", default="1,32", help="the text has 110,000 tokens for their contexts")
     parser.add_argument("--chunk", type=int, default=512, help="tokens of the prefill chunk")
     parser.add_argument("--activations", default="exact")
     parser.add_argument("--threads", type=int, default=usable_cores())
     options = parser.parse_args()
     common = {"threads": options.threads, "prefix_cache": False, "prefill_chunk": options.chunk, "activations": options.activations}
-    graphs = LLM(options.model, **common)
-    with mock.patch.object(DecodeGraphs, "usable", staticmethod(lambda device: False)):
-        eager = LLM(options.model, **common)
+    served, timed, clock, timing = LLM(options.model, **common), LLM(options.model, **common), Clock(), Clock()
+    stand_in = mock.patch.object(dispatch, "native", TimedNative(dispatch.native, timing))
     result, text = {}, texts.read()
     with Others() as others:
-        for streams in (1, 32):
-            prompts = texts.prompts(graphs.tokenizer, text, Case(streams, options.context, 1))
-            served, timed = profile(graphs, prompts, options.steps, False), profile(eager, prompts, options.steps, True)
-            result[f"decode_{streams}"] = summary(served, timed)
+        for streams in map(int, options.streams.split(",")):
+            prompts = texts.prompts(served.tokenizer, text, Case(streams, options.context, 1))
+            whole = profile(served, clock, prompts, options.steps)
+            with stand_in:
+                calls = profile(timed, timing, prompts, options.steps)
+            result[f"decode_{streams}"] = summary(whole, calls)
             show(f"decode, {streams} streams at {options.context} tokens of context", result[f"decode_{streams}"])
-        timed = profile_prefill(eager, texts.prompts(graphs.tokenizer, text, Case(1, options.chunk, 1))[0], max(1, options.steps // 10))
-        result["prefill"] = summary(timed, timed)
+        prompt = texts.prompts(served.tokenizer, text, Case(1, options.chunk, 1))[0]
+        with stand_in:
+            calls = profile_prefill(timed, timing, prompt, max(1, options.steps // 10))
+        result["prefill"] = summary(calls, calls)
         show(f"prefill of {options.chunk} tokens", result["prefill"])
     print(others)
     rounded = {what: {part.replace(" ", "_"): round(value, 3) for part, value in parts.items()} for what, parts in result.items()}
