@@ -21,6 +21,11 @@ PitstopError
 from __future__ import annotations
 
 
+def how_to_install(extra: str) -> str:
+    """What to type for one of the optional parts of pyproject.toml. By name pip would fetch somebody else's package."""
+    return f"in Pitstop's folder, .venv/bin/pip install -e '.[{extra}]'"
+
+
 class PitstopError(Exception):
     """Root of the tree; `str()` of it is one line fit for a user."""
 

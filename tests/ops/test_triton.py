@@ -102,4 +102,4 @@ def test_without_triton_it_says_what_to_install():
         "except Exception as error: print(error)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert run.stdout.count("pip install 'pitstop[gpu]'") == 2
+    assert run.stdout.count("pip install -e '.[gpu]'") == 2

@@ -150,5 +150,5 @@ def test_the_network_that_is_trained_is_rounded_as_it_will_be_written(folder: Pa
 def test_without_torchao_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchao.quantization.qat", None)
     source = open_model(folder)
-    with pytest.raises(ConfigError, match=r"--qat needs torchao .*pip install 'pitstop\[precision\]'"):
+    with pytest.raises(ConfigError, match=r"--qat needs torchao .*pip install -e '.\[precision\]'"):
         prepare(load_decoder(source), schemes(source.config, 4), torch.float16)

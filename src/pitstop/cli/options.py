@@ -50,7 +50,7 @@ def size_option(name: str, default: int, help: str) -> object:
     return typer.Option(name, parser=parse_size, metavar="SIZE", show_default=show_size(default) if default else False, help=help)
 
 
-MODEL_HELP = "A name from `pitstop models list`, the path of a .gguf file, or that of a folder with config.json and safetensors."
+MODEL_HELP = "A name from `pitstop models list`, a hub's id (ORG/NAME), a .gguf file, or a folder with config.json and safetensors."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs. auto: the GPU if there is one.")]
@@ -61,7 +61,7 @@ Activations = Annotated[
 ]
 Threads = Annotated[int, typer.Option(callback=_not_negative, help="CPU threads; 0: every core this process may use.")]
 Context = Annotated[int, typer.Option(callback=_not_negative, help="Longest prompt and answer together, in tokens; 0: the model's own.")]
-KV_HELP = """How the KV cache is stored.
+KV_HELP = """How the KV cache is stored. Bits a value at 128K tokens; `pitstop kv-report` has them for other lengths.
 
 raw16: 16 bits a value. The reference that the others are measured against.
 
@@ -81,7 +81,10 @@ Options follow a colon: int4:keys=5,values=4,lead=8,rotate=keys."""
 KVCodec = Annotated[str, typer.Option("--kv", metavar="CODEC", help=KV_HELP)]
 KVGuard = Annotated[
     Literal["warn", "strict", "off"],
-    typer.Option("--kv-guard", help="When a compressed --kv changes this model too much: warn, do not start, or do not measure it."),
+    typer.Option(
+        "--kv-guard",
+        help="When a compressed --kv changes this model too much (0.01 nats a token): warn, do not start, or do not measure it.",
+    ),
 ]
 KV_MEMORY = "Memory for the KV cache, like 2GiB; 0: a quarter of what is free, 4GiB at most; on a GPU what the weights leave but a reserve."
 KVMemory = Annotated[int, size_option("--kv-memory", 0, KV_MEMORY)]

@@ -34,6 +34,7 @@ from pitstop.config import (
     ServerConfig,
     admin_key_from_env,
     api_keys_from_env,
+    is_loopback,
 )
 from pitstop.errors import ConfigError
 from pitstop.models.weights.fetch import DEFAULT_MODEL, MODELS
@@ -198,6 +199,7 @@ def announcement(server: ServerConfig, facts: Ready) -> str:
         *facts.notes,
         f"Serving {server.model_name} on {address}/v1",
         f"Context {facts.context:,} tokens",
+        *([] if server.api_keys or is_loopback(server.host) else ["Whoever reaches this port may use it: no PITSTOP_API_KEYS are set"]),
         "Try:",
         f"  curl {address}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(question)}'",
     ]

@@ -39,10 +39,10 @@ def upgrade(
     ] = None,
     max_kl: Annotated[
         float | None,
-        typer.Option(min=0, help="How far the new answers may be from the present ones where they may differ, in nats a token."),
+        typer.Option(min=0, help="Nats a token that the new answers may be from the present ones where they may differ; by default 0.01."),
     ] = None,
     warm_time: Annotated[
-        float | None, typer.Option(min=0, max=600, help="Seconds for replaying prompt beginnings into the new worker.")
+        float | None, typer.Option(min=0, max=600, help="Seconds for replaying prompt beginnings into the new worker; by default 30.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end and tell how it goes, or only begin.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's report and nothing else.")] = False,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from pitstop.errors import ConfigError
+from pitstop.errors import ConfigError, how_to_install
 
 KEY = "PITSTOP_VERIFY_KEY"
 EXTRA = ("locust", "yaml", "junitparser", "matplotlib")
@@ -48,7 +48,7 @@ def group() -> None:
     An API key is read from PITSTOP_VERIFY_KEY.
     """
     if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"verify needs {', '.join(missing)}: run `make env`, or pip install 'pitstop[verify]'")
+        raise ConfigError(f"verify needs {', '.join(missing)}: run `make env`, or {how_to_install('verify')}")
 
 
 URL = Annotated[str, typer.Argument(help="The server, like http://127.0.0.1:8000.", callback=address)]

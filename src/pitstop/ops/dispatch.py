@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from pitstop.errors import Unsupported
+from pitstop.errors import Unsupported, how_to_install
 
 try:
     from pitstop import _native as native
@@ -95,7 +95,7 @@ def use(backend: str) -> _Restore:
     elif backend == "cpu" and _missing:
         raise Unsupported(f"backend cpu: {_missing}")
     elif backend == "triton" and importlib.util.find_spec("triton") is None:
-        raise Unsupported("backend triton: Triton is not installed; pip install 'pitstop[gpu]'")
+        raise Unsupported("backend triton: Triton is not installed: " + how_to_install("gpu"))
     else:
         _active = (backend,)
     return _Restore(previous)

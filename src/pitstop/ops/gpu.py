@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from pitstop.errors import how_to_install
 from pitstop.ops.chip import H200, Chip
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -19,7 +20,7 @@ def missing() -> str | None:
     try:
         import triton  # noqa: F401
     except ImportError as error:
-        return f"{error}; pip install 'pitstop[gpu]'"
+        return f"{error}: {how_to_install('gpu')}"
     return None
 
 

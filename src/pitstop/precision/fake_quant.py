@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from pitstop.errors import ConfigError
+from pitstop.errors import ConfigError, how_to_install
 from pitstop.precision.decoder import DenseDecoder
 from pitstop.precision.grid import Grid, fit
 from pitstop.precision.scheme import Scheme
@@ -47,7 +47,7 @@ def _torchao():
         from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig
         from torchao.quantization.qat.fake_quantizer import IntxFakeQuantizer
     except ImportError as error:
-        raise ConfigError(f"--qat needs torchao ({error}); install Pitstop with it: pip install 'pitstop[precision]'") from error
+        raise ConfigError(f"--qat needs torchao ({error}): {how_to_install('precision')}") from error
     finally:
         logging.disable(logging.NOTSET)
 

@@ -10,7 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from pitstop.errors import ConfigError
+from pitstop.errors import ConfigError, how_to_install
 from pitstop.server.record import Record
 
 if TYPE_CHECKING:
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-sampled")
 
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
 _STAGES = (
     ("encode", "encoding", "queued"),
     ("queue", "queued", "admitted"),
@@ -28,7 +34,7 @@ _STAGES = (
 
 
 class Tracing:
-    """Makes spans of records: one a request that generates, with a child for each stage that it came to."""
+    """Makes spans of records: one a request that generates or embeds, with a child for each stage that it came to."""
 
     def __init__(self, processor: SpanProcessor | None = None) -> None:
         """processor: where spans go; by default, by OTLP over HTTP in batches. Raises ConfigError when the extra is not installed."""
@@ -39,7 +45,7 @@ class Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            raise ConfigError("--otel needs OpenTelemetry's SDK: pip install 'pitstop[otel]'") from None
+            raise ConfigError(f"--otel needs OpenTelemetry's SDK: {how_to_install('otel')}") from None
         name = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "pitstop"}
         self._provider = TracerProvider(resource=Resource.create(name))
         self._provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))

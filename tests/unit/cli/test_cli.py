@@ -215,11 +215,14 @@ def test_interrupt(toy: Path, served: list[tuple], capsys: pytest.CaptureFixture
 def test_announcement() -> None:
     facts = Ready(1, context=8192, capacity=Capacity(100_000, 8192, 1.0), vocab_size=9, notes=["backend cpu"])
     text = announcement(ServerConfig(model_name="m", host="0.0.0.0", port=9000), facts)
-    assert text.splitlines()[:3] == [
+    assert text.splitlines()[:4] == [
         "backend cpu",
         "Serving m on http://127.0.0.1:9000/v1",
         "Context 8,192 tokens",
+        "Whoever reaches this port may use it: no PITSTOP_API_KEYS are set",
     ]
+    for safe in (ServerConfig(model_name="m"), ServerConfig(model_name="m", host="0.0.0.0", api_keys=("k",))):
+        assert "Whoever" not in announcement(safe, facts)
     assert "curl http://127.0.0.1:9000/v1/chat/completions " in text
     assert "Authorization" not in text
     assert "'Authorization: Bearer YOUR_KEY'" in announcement(ServerConfig(model_name="m", host="::1", api_keys=("k",)), facts)

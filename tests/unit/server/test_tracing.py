@@ -122,7 +122,22 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say four"}], "max_tokens": 5}),
+        ("/v1/responses", {"input": "say four", "max_output_tokens": 5}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "say four"}], "max_tokens": 5}),
+    ],
+)
+def test_each_way_to_chat_has_a_span(path: str, body: dict):
+    whole, *stages = spans_of(path, body)
+    assert (whole.name, whole.attributes["http.route"], whole.attributes["http.response.status_code"]) == ("chat toy", path, 200)
+    assert whole.attributes["gen_ai.usage.output_tokens"] > 0
+    assert [stage.name for stage in stages] == ["encode", "queue", "prefill", "decode"]
+
+
 def test_without_the_extra_it_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install 'pitstop\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[otel\]'"):
         Tracing()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pitstop.errors import TargetError
+from pitstop.errors import TargetError, how_to_install
 
 LINKS = 18  # the most that a GPU has so far
 GIVES = ("gpu_memory", "gpu_ecc", "gpu_ecc_corrected", "gpu_xid", "gpu_links")
@@ -100,7 +100,7 @@ def find() -> GPUs | str:
     try:
         import pynvml
     except ImportError:
-        return "nvidia-ml-py is not installed; pip install 'pitstop[verify]'"
+        return f"nvidia-ml-py is not installed: {how_to_install('verify')}"
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
