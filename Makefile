@@ -69,7 +69,7 @@ bench-kv: .venv/installed-dev model ## Measure the KV codecs: loss and bits, the
 verify: .venv/installed-dev model ## Verify Pitstop, four minutes, into docs/verify; ARGS="--against llama.cpp" with its server beside it
 	$(BIN)/python bench/verify.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-chaos: .venv/installed-dev model ## Harm a server and see what its clients notice, under an hour; ARGS="--quick" takes minutes
+chaos: .venv/installed-dev model ## Harm a server and see what its clients notice, about an hour; ARGS="--quick" takes minutes
 	$(BIN)/python bench/chaos.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 lint: .venv/installed-dev ## Check style

@@ -3,7 +3,7 @@
     python bench/chaos.py [--quick] [--only NAME,…] [--model NAME_OR_PATH] [--list]
 
 Each scenario starts `pitstop serve` on the model, harms it or sends it clients without manners, and measures what others noticed. The quick
-version takes some minutes, the full one under an hour. Prints a table, and one JSON line of the figures at last; exits with 1 when a
+version takes some minutes, the full one about an hour. Prints a table, and one JSON line of the figures at last; exits with 1 when a
 promise was broken.
 """
 

@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import toy_gguf
 import typer
@@ -108,10 +109,34 @@ def test_options_are_the_command_lines() -> None:
             assert name.startswith("--no-") or value == str(defaults[name]).removesuffix(".0"), name
 
 
-def test_linked_files_exist() -> None:
-    for page in (ENGLISH, CHINESE):
-        for target in re.findall(r"\]\(([\w.-]+)\)", page.read_text(encoding="utf-8")):
-            assert (ROOT / target).exists(), f"{page.name} links to {target}"
+def test_linked_files_and_headings_exist() -> None:
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        for target, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} links to {target}"
+            headings = re.findall(r"^#+ (.*)", file.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+            assert not anchor or anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings], anchor
+
+
+def test_options_that_pages_name_exist() -> None:
+    """Of `pitstop` itself, of its parts, or of a script under bench/."""
+    known = '"--help"' + "".join(script.read_text(encoding="utf-8") for script in (*ROOT.glob("bench/*.py"), *ROOT.glob("tests/*.py")))
+    commands = [typer.main.get_command(pitstop.cli.app)]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        known += " ".join(f'"{name}"' for option in command.params for name in (*option.opts, *option.secondary_opts))
+    for page in (ENGLISH, CHINESE, ROOT / "docs/operate.md", ROOT / "docs/reliability.md", ROOT / "docs/kv.md"):
+        for name in re.findall(r"(?<![\w-])--[a-z][\w-]+", page.read_text(encoding="utf-8")):
+            assert f'"{name}' in known, f"{page.name} names {name}"
+
+
+@pytest.mark.model
+def test_metrics_that_pages_name_exist(address: str) -> None:
+    exported = httpx.get(f"http://{address}/metrics").text
+    for page in (ROOT / "docs/operate.md", ROOT / "docs/reliability.md"):
+        for name in set(re.findall(r"`(pitstop_\w+)", page.read_text(encoding="utf-8"))):
+            assert re.search(rf"^{name}(_bucket|_total)?[ {{]", exported, re.MULTILINE), f"{page.name} names {name}"
 
 
 def test_packages_are_those_that_the_checks_install() -> None:
