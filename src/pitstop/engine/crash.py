@@ -20,7 +20,8 @@ KEPT = 20
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request that was in flight. Without the operator's leave no token of its prompt or answer, and no stop string, is kept."""
+    """A request that was in flight. Without the operator's leave no token of its prompt or answer, and none of its words (stop strings, a
+    grammar, biases), is kept."""
 
     prompt_tokens: int
     emitted_tokens: int
@@ -44,7 +45,7 @@ class Crash(msgspec.Struct, frozen=True):
 
 def recorded(request: Request, emitted: list[int], prompts: bool) -> RecordedRequest:
     """prompts: tokens may be kept."""
-    params = request.params if prompts else msgspec.structs.replace(request.params, stop=())
+    params = request.params if prompts else msgspec.structs.replace(request.params, stop=(), stop_token_ids=(), grammar="", logit_bias={})
     tokens = (request.prompt, list(emitted)) if prompts else (None, None)
     return RecordedRequest(len(request.prompt), len(emitted), params, request.choice, *tokens, request.adapter)
 

@@ -32,20 +32,16 @@ class Guided:
         """See that the request's grammar gets compiled."""
         grammar = request.params.grammar
         if grammar and grammar not in self._compiling and not self._guides.known(grammar):
-            self._compiling[grammar] = self._thread.submit(self._guides.guide, grammar)
+            self._compiling[grammar] = future = self._thread.submit(self._guides.guide, grammar)
+            future.add_done_callback(lambda _: self._compiling.pop(grammar, None))  # on the thread, whoever still waits
 
     def held(self, request: Request) -> bool:
         """Whether the request's grammar is being compiled."""
-        grammar = request.params.grammar
-        future = self._compiling.get(grammar) if grammar else None
-        if future is not None and future.done():
-            del self._compiling[grammar]
-            return False
-        return future is not None
+        return request.params.grammar in self._compiling
 
     def wait(self, seconds: float) -> None:
         """Until a grammar is compiled, but no longer than that."""
-        wait(self._compiling.values(), seconds, "FIRST_COMPLETED")
+        wait(list(self._compiling.values()), seconds, "FIRST_COMPLETED")
 
     def of(self, request: Request) -> Guide:
         """What guides the request's answer. Raises InvalidRequest for a grammar that cannot be used."""

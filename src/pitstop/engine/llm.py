@@ -6,7 +6,8 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from pitstop.models.weights.source import open_model
 from pitstop.text.stream import TextStream
 from pitstop.text.template import ChatTemplate
 from pitstop.text.tokenizer import Tokenizer
-from pitstop.types import FinishReason, Logprob, Request, SamplingParams
+from pitstop.types import FinishReason, Logprob, Output, Request, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class LLM:
             if note.startswith("WARNING"):
                 log.warning(note)
         self._ids = itertools.count()
+        self._followers: list[tuple[Mapping[str, object], list[Output]]] = []
         self._config = source.config
         self._adapters: dict[str, Adapter] = {}
         for name, folder in (lora or {}).items():
@@ -184,18 +186,14 @@ class LLM:
         number, arrival, engine = next(self._ids), time.monotonic(), self.engine
         params, loaded = SamplingParams(max_tokens=0), "" if adapter is None else self._adapter(adapter).id
         live, vectors = {f"{number}-{index}": index for index in range(len(tokens))}, [b""] * len(tokens)
-        try:
+        with self._following(live) as come:
             for name, index in live.items():
                 engine.submit(
                     Request(id=name, prompt=tokens[index], params=params, arrival=arrival, embed=embedding.pooling, adapter=loaded)
                 )
             while live:
-                for output in engine.step():
-                    if output.id in live:
-                        vectors[live.pop(output.id)] = output.vector
-        finally:
-            for name in live:
-                engine.cancel(name)
+                for output in come():
+                    vectors[live.pop(output.id)] = output.vector
         return np.stack([embedding.finish(np.frombuffer(vector, "<f4")) for vector in vectors])
 
     def chat(self, messages: list[dict], params: SamplingParams | None = None) -> RequestOutput:
@@ -203,7 +201,7 @@ class LLM:
         return self.generate([self._render(messages)], params)[0]
 
     def stream_chat(self, messages: list[dict], params: SamplingParams | None = None) -> Iterator[str]:
-        """The same, piece by piece as the text comes. Closing the iterator cancels the request."""
+        """The same, piece by piece as the text comes; other calls may come between two. Closing the iterator cancels the request."""
         for _, event in self._run([_Job(self._render(messages), params or SamplingParams())], 1):
             if event.text:
                 yield event.text
@@ -227,7 +225,7 @@ class LLM:
         """Submit all jobs and step until they have ended: (index of the job, what came)."""
         number, arrival = next(self._ids), time.monotonic()
         live: dict[str, tuple[int, TextStream]] = {}
-        try:
+        with self._following(live) as come:
             for index, (prompt, params, choice, adapter) in enumerate(jobs):
                 name = f"{number}-{index}"
                 group = f"{number}-{index // n}" if n > 1 else ""
@@ -235,15 +233,41 @@ class LLM:
                 self.engine.submit(request)
                 live[name] = index, TextStream(self.tokenizer, params.stop, params.min_tokens)
             while live:
+                for output in come():
+                    if output.id not in live:
+                        continue
+                    index, text = live[output.id]
+                    event = _event(output, text)
+                    if event.finish:
+                        del live[output.id]
+                        self.engine.cancel(output.id)  # a stop string ends it here first
+                    yield index, event
+
+    @contextmanager
+    def _following(self, live: Mapping[str, object]) -> Iterator[Callable[[], list[Output]]]:
+        """Gives a function that gives what has come for the requests in `live`, by their ids; where nothing has, it takes a step.
+
+        Several callers may follow theirs by turns: whoever takes a step files what it brings for the others. The caller takes out of `live`
+        what has ended; what is left there at the end is cancelled.
+        """
+        inbox: list[Output] = []
+        following = (live, inbox)
+        self._followers.append(following)
+
+        def come() -> list[Output]:
+            if not inbox:
                 for output in self.engine.step():
-                    if output.id in live:
-                        index, text = live[output.id]
-                        event = _event(output, text)
-                        if event.finish:
-                            del live[output.id]
-                            self.engine.cancel(output.id)  # a stop string ends it here first
-                        yield index, event
+                    for others, box in self._followers:
+                        if output.id in others:
+                            box.append(output)
+            found = inbox.copy()
+            inbox.clear()
+            return found
+
+        try:
+            yield come
         finally:
+            self._followers = [other for other in self._followers if other is not following]
             for name in live:
                 self.engine.cancel(name)
 

@@ -72,9 +72,8 @@ class Dispatch:
         if entry is self._on_trial:
             self._on_trial = None
             for suspect in self.waiting():
-                if suspect.crashes:
+                if suspect.crashes and self._on_trial is None:
                     self.run(suspect)
-                    break
 
     def waiting(self) -> list[Entry]:
         """Those without a worker, in the order of acceptance."""

@@ -263,15 +263,19 @@ class Member:
         self._dead, self.routed = True, False
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
-        self._probes.fail(Unavailable(f"worker {self.number} is being stopped"))
+        stopped = Unavailable(f"worker {self.number} is being stopped")
+        self._lose(stopped)
+        if not self._started.done():
+            self._started.set_exception(stopped)
         await self._take_down()
         self._depart()
 
     def watch(self, seconds: float) -> None:
-        """So much time went by since the last call. Shoots a worker that hangs.
+        """So much time went by since the last call. Shoots a worker that hangs, and leaves when what kept it has gone elsewhere.
 
         In the background it may be as slow as others are busy: whoever asks it there has a time limit.
         """
+        self._leave_when_done()
         if not self._background and self.up and self.busy and self._watch.passed(seconds, self._vitals.pulse):
             silence, limit = self._watch.silence, self._watch.limit
             log.error("worker %d hangs: silent for %.1f s, %s (limit %.1f s)", self.number, silence, self._vitals.pulse(), limit)
@@ -374,6 +378,7 @@ class Member:
         self._watch = Watch(self.facts, longest, self._pool_config.hang_floor)
         self._vitals = Vitals(self._worker.pid)
         self.adapters.take(self.facts.adapters)
+        self._catch_up(config.adapters)
         if self._loan.size:
             self._worker.lend(self._loan.size)
         self._ready_since = time.monotonic()
@@ -382,12 +387,29 @@ class Member:
         self._owner.on_ready(self)
         self._leave_when_done()
 
+    def _catch_up(self, adapters: Sequence[Adapter]) -> None:
+        """Tell a worker that has become ready what has changed since it was told of these adapters."""
+        now = self._owner.adapters.all()
+        for adapter in now:
+            if adapter not in adapters:
+                told = self.load_adapter(adapter)
+                told.add_done_callback(lambda future: future.cancelled() or future.exception())  # nobody waits for it
+        for adapter in adapters:
+            if adapter not in now:
+                self.unload_adapter(adapter)
+
     async def _take_down(self) -> None:
         if self._worker is not None:
             if not self.up:  # it has nothing to lose yet, and would notice the end of file only after loading
                 self._worker.kill()
             self._worker.stop()
             await asyncio.to_thread(self._worker.join)
+
+    def _lose(self, error: PitstopError) -> None:
+        """The worker is gone: who waits for it is told."""
+        self._probes.fail(error)
+        self._loan.fail(error)
+        self.adapters.lose()
 
     # What the worker's reader thread posts
 
@@ -424,10 +446,7 @@ class Member:
             self.exit_status = worker.exit_status
         self._ready_since = None
         self._worker_gone.set()
-        death = WorkerDied(f"worker {self.number} {worker.exit_status}")
-        self._probes.fail(death)
-        self._loan.fail(death)
-        self.adapters.lose()
+        self._lose(WorkerDied(f"worker {self.number} {worker.exit_status}"))
         entries, self.entries = list(self.entries.values()), {}
         for entry in entries:
             entry.member = None

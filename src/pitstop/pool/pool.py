@@ -259,10 +259,11 @@ class Pool:
         return [pid for member in self.members if (pid := member.pid) is not None]
 
     def kill(self) -> None:
-        """SIGKILL the workers, for a stop in a hurry: nothing is resumed."""
+        """SIGKILL the workers and end what is in flight, for a stop in a hurry."""
         self._phase = "stopped"
         for member in self.members:
             member.kill()
+        self._end_all("cancelled", Unavailable(CUT_OFF))
 
     async def _watch(self) -> None:
         before = time.monotonic()
@@ -279,6 +280,9 @@ class Pool:
         self.adapters.give_up(member)
         for entry in self.adapters.lost(self._dispatch.waiting()):
             self._fail(entry.stream, "error", Unavailable("The adapter of this request cannot be loaded again."))
+        self._resume()
+
+    def _resume(self) -> None:
         for entry in self._dispatch.waiting():
             self._dispatch.run(entry)
 
@@ -296,6 +300,7 @@ class Pool:
             else:
                 log.error("request %s: %s", entry.request.id, error)
                 self._fail(entry.stream, "error", error)
+        self._resume()
 
     def on_gone(self, member: Member) -> None:
         self.members.remove(member)

@@ -96,6 +96,7 @@ class Upgrade:
         self._need: Need | None = None
         self._figures: Figures | None = None
         self._warmed = {"prompts": 0, "tokens": 0}
+        self._restoring = self._stopped = False
         self._task = asyncio.create_task(self._run(), name="upgrade")
 
     @property
@@ -112,8 +113,10 @@ class Upgrade:
         await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """End it now. Before the switch everything stays as it was."""
-        self._task.cancel()
+        """End it now. Before the switch everything stays as it was. What is being put back already is not disturbed."""
+        if not (self._stopped or self._restoring):
+            self._task.cancel()
+        self._stopped = True
         await self.wait()
 
     def report(self) -> dict[str, Any]:
@@ -243,6 +246,10 @@ class Upgrade:
                 await new.aside(replay_request(prompt, left, adapter), left)
             except DeadlineExceeded:
                 return
+            except PitstopError:
+                if not new.up:
+                    raise
+                continue  # its adapter has just been unloaded
             self._warmed["prompts"] += 1
             self._warmed["tokens"] += len(prompt)
             await asyncio.sleep(max(0.0, min(time.monotonic() - start, end - time.monotonic())))
@@ -262,6 +269,7 @@ class Upgrade:
 
     async def _undo(self, state: State, reason: str) -> None:
         """Everything as it was, and only then the verdict."""
+        self._restoring = True
         if self._new is not None:
             await self._new.close()
             self._new = None
@@ -269,8 +277,12 @@ class Upgrade:
             with contextlib.suppress(PitstopError):  # it has died, and begins anew
                 await self._old.lend(0, LEND_TIME)
         self.reason = reason
-        for old, new in reversed(self._switched if state == "rolled_back" else []):
-            await self._put_back(old, new)
+        self._restoring = False
+        try:
+            for old, new in reversed(self._switched if state == "rolled_back" and not self._stopped else []):
+                await self._put_back(old, new)
+        except asyncio.CancelledError:
+            self.reason += "; stopped before all workers were put back"
         self._enter(state)
 
     async def _put_back(self, old: Member, new: Member) -> None:
@@ -283,6 +295,10 @@ class Upgrade:
             await again.close()
             self.reason += f"; worker {new.number} serves on, as its predecessor cannot be started again: {error}"
             return
+        except asyncio.CancelledError:
+            self._restoring = True
+            await again.close()
+            raise
         self._pool.retire(new)
         self._switched.remove((old, new))
 

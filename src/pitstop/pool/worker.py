@@ -138,7 +138,8 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL the worker and whatever it started."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the reader thread is just reaping it
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def shoot(self) -> None:
         """SIGKILL a worker that hangs."""

@@ -23,9 +23,9 @@ async def load(http: HTTPRequest) -> Response:
     wish = parse(await read_body(http, service.config.max_body), LoraRequest)
     if wish.name == service.config.model_name:
         raise InvalidRequest(f"name: {wish.name!r} is the model's own", "name")
+    adapter = await service.think(service.read_adapter, wish.name, wish.path, pool.model)
     if service.upgrades is not None and service.upgrades.under_way:
         raise Refused(409, "an upgrade is under way; load the adapter when it has ended", "upgrade_under_way")
-    adapter = await service.think(service.read_adapter, wish.name, wish.path, pool.model)
     await pool.adapters.load(adapter)
     return JSONResponse(_described(pool, adapter), 201)
 

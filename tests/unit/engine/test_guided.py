@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -108,6 +109,34 @@ def test_the_state_of_more_answers_than_are_kept_is_made_again(guided: Guided, g
         masks = {guided.of(one).allowed(tokens).tobytes() for one in asked}
         assert len(masks) == 1
     assert guided.of(asked[3]) is guided.of(asked[3])
+
+
+def test_nothing_is_kept_of_those_that_went_away_while_they_waited(scheduler: Scheduler, guided: Guided, gate: threading.Event) -> None:
+    forms = [guide.regex(f"a{{{count}}}") for count in range(1, 9)]
+    for count, form in enumerate(forms):
+        submit(scheduler, guided, request(f"gone-{count}", form))
+        scheduler.cancel(f"gone-{count}")
+    last = request("last", FORM)
+    guided.begin(last)  # one thread compiles one after the other
+    gate.set()
+    while guided.held(last):
+        guided.wait(60)
+    assert not guided._compiling
+
+
+def test_it_waits_for_what_is_compiled_not_for_what_has_been(guided: Guided, gate: threading.Event) -> None:
+    gate.set()
+    early, late = request("early", FORM), request("late", guide.regex("bc*"))
+    guided.begin(early)  # and it goes away
+    while guided._compiling and not all(future.done() for future in guided._compiling.values()):
+        guided.wait(60)
+    free, real = threading.Event(), guided._guides.guide
+    guided._guides.guide = lambda grammar: (free.wait(60), real(grammar))[1]
+    guided.begin(late)
+    begun = time.monotonic()
+    guided.wait(0.2)
+    assert time.monotonic() - begun > 0.15
+    free.set()
 
 
 def test_a_complete_answer_stops_with_its_last_token_and_a_dead_end_is_an_error(scheduler: Scheduler) -> None:

@@ -13,7 +13,7 @@ from pools import answer, ask, run, running_pool, toy_model, until
 
 from pitstop.config import Adapter
 from pitstop.engine import crash
-from pitstop.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
+from pitstop.errors import ConfigError, InvalidRequest, ModelNotFound, PitstopError, Unavailable
 from pitstop.pool import Pool, Upgrade, Wish
 
 A, B, AGAIN = Adapter("a", "/x/a", "1"), Adapter("b", "/x/b", "2"), Adapter("a", "/y/a", "3")
@@ -112,6 +112,45 @@ async def test_a_worker_that_starts_again_has_them_all_also_those_on_their_way_o
         assert "a long story of the land".endswith((await answer(staying))[0])
         assert pool.gauges().resumed == 2
         assert pool.members[0].adapters.ready == {B.id}
+
+
+@run
+async def test_a_worker_that_was_starting_has_what_came_meanwhile_and_not_what_went():
+    async with running_pool("--slow-start", "0.5", adapters=(A,), workers=2) as pool:
+        staying, starting = pool.members
+        pid = starting.pid
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: starting.pid != pid)
+        await pool.adapters.load(B)
+        pool.adapters.unload("a")
+        await until(lambda: starting.adapters.ready == staying.adapters.ready == {B.id})
+
+
+@pytest.mark.parametrize("phase", ["loading", "warming"])
+def test_one_that_is_unloaded_during_an_upgrade_does_not_stop_it(phase: str):
+    @run
+    async def test():
+        async with running_pool(adapters=(A,)) as pool:
+            for number in range(3):
+                await who(pool, A, f"{number}" + "quick " * 50 + WHO)
+            upgrade = Upgrade(pool, Wish(model="toy --slow-start 0.3"), toy_model)
+            await until(lambda: upgrade.state == phase and len(pool.worker_pids()) == 2)
+            pool.adapters.unload("a")
+            await upgrade.wait()
+            assert (upgrade.state, [member.adapters.ready for member in pool.members]) == ("done", [set()])
+
+    test()
+
+
+@run
+async def test_a_worker_that_leaves_tells_who_waits_for_it():
+    async with running_pool() as pool:
+        (member,) = pool.members
+        waiting = [member.load_adapter(A), asyncio.create_task(member.lend(1, 60))]
+        await asyncio.sleep(0)
+        await member.close()
+        for ended in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10):
+            assert isinstance(ended, PitstopError)
 
 
 @run

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pools import answer, ask, requests, run, running_pool, until
@@ -204,6 +205,29 @@ async def test_a_suspect_that_goes_away_lets_the_next_one_try():
         assert await answer(suspects[1]) == (COUNT[:20], "length")
 
 
+def test_a_suspect_goes_on_beside_a_worker_that_cannot_start_again(tmp_path: Path):
+    """The first of two suspects seems to crash the other worker, too, and goes; the second does not wait for that one's return."""
+
+    @run
+    async def test():
+        async with running_pool("--die-if", str(tmp_path / "lock"), workers=2) as pool:
+            first, second = pool.members
+            second.routed = False
+            streams = [ask(pool, "count #slow 200#", max_tokens=60), ask(pool, "count #slow 5#", max_tokens=100)]
+            await until(lambda: all(entry.emitted for entry in pool.journal.entries.values()))
+            second.routed = True
+            os.kill(first.pid, signal.SIGABRT)
+            await until(lambda: second.entries and not first.up)
+            await until(lambda: first.up)
+            (tmp_path / "lock").touch()
+            os.kill(second.pid, signal.SIGABRT)
+            with pytest.raises(Quarantined):
+                await answer(streams[0])
+            assert await asyncio.wait_for(answer(streams[1]), 10) == (COUNT[:100], "length")
+
+    test()
+
+
 @run
 async def test_a_drain_waits_for_answers_whose_worker_dies():
     async with running_pool() as pool:
@@ -226,6 +250,21 @@ async def test_a_stop_in_a_hurry_resumes_nothing():
         with pytest.raises(Unavailable, match="server stopped"):
             await answer(stream)
         assert pool.state == "stopped"
+
+
+@run
+async def test_a_stop_in_a_hurry_does_not_wait_for_a_worker_that_is_not_there():
+    async with running_pool(stop_timeout=60) as pool:
+        stream = ask(pool, "count #slow 5#", max_tokens=400)
+        await anext(stream)
+        pool.members[0].kill()
+        await until(lambda: pool.state == "restarting")
+        drain = asyncio.create_task(pool.drain())
+        await asyncio.sleep(0)
+        pool.kill()
+        await asyncio.wait_for(drain, 5)
+        with pytest.raises(Unavailable, match="server stopped"):
+            await answer(stream)
 
 
 @run

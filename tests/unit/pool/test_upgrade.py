@@ -262,6 +262,21 @@ async def test_the_old_worker_dies_after_the_switch_and_its_answer_still_ends_by
 
 
 @run
+async def test_the_old_worker_crashes_after_the_switch_and_what_it_ran_ends_at_the_new_one():
+    async with running_pool() as pool:
+        (old,) = pool.members
+        streams = [ask(pool, "count #slow 150#", max_tokens=20), ask(pool, "count #slow 10#", max_tokens=200)]
+        for stream in streams:
+            await anext(stream)
+        upgrade = await upgraded(pool, wait=False)
+        await until(lambda: upgrade.state == "retiring")
+        os.kill(old.pid, signal.SIGABRT)
+        assert [(await answer(stream))[1] for stream in streams] == ["length", "length"]
+        await asyncio.wait_for(upgrade.wait(), 10)
+        assert (upgrade.state, old in pool.members) == ("done", False)
+
+
+@run
 async def test_another_model_brings_its_own_words_and_requests_in_flight_keep_theirs():
     async with running_pool() as pool:
         (old,) = pool.members
@@ -405,6 +420,25 @@ def test_what_was_lent_comes_back_when_nothing_comes_of_it(monkeypatch: pytest.M
             await upgrade.wait()
             assert upgrade.state == end.replace(" ", "_")
             assert (old.routed, old.stats.kv_spare) == (True, 8 * UNIT)
+
+    test()
+
+
+def test_asked_to_stop_twice_it_still_puts_everything_back(monkeypatch: pytest.MonkeyPatch):
+    short_by(monkeypatch, 5 * UNIT)
+
+    @run
+    async def test():
+        async with running_pool("--spare", str(8 * UNIT)) as pool:
+            (old,) = pool.members
+            upgrade = await upgraded(pool, wait=False, model="toy --slow-start 60")
+            await until(lambda: upgrade.state == "loading" and len(pool.worker_pids()) == 2)
+            first = asyncio.create_task(upgrade.stop())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await asyncio.gather(first, upgrade.stop())
+            assert (upgrade.state, upgrade.reason, pool.members) == ("cancelled", "it was cancelled", [old])
+            assert old.stats.kv_spare == 8 * UNIT
 
     test()
 
