@@ -13,6 +13,7 @@ The answer to a prompt is scripted by the last `#…#` in the prompt's text:
     #crash N#    abort() after N tokens                    #freeze N#   SIGSTOP of itself after N tokens
     #slow MS#    one token each MS milliseconds            #burst N#    N tokens a step
     #fail N#     ends with an error after N tokens         #hold#       stays queued for ever
+    #refuse N#   likewise, by the request's own fault
     #long MS#    its first step takes so long, and that is said before
     #strike#     abort() in the step that admits it, which is recorded but never told
     #who#        the name of the request's adapter, or "base"
@@ -82,7 +83,7 @@ WIDTH = 8  # of its hidden states
 PACE = 0.001  # seconds a unit of work
 HEARTBEAT = 0.1  # seconds between steps of a worker that has work and nothing to say
 
-_SCRIPT = re.compile(r"#(say|echo|show|grammar|die|crash|freeze|who|upto|wedge|slow|burst|fail|hold|long|strike)\s?((?:\\#|[^#])*)#")
+_SCRIPT = re.compile(r"#(say|echo|show|grammar|die|crash|freeze|who|upto|wedge|slow|burst|fail|refuse|hold|long|strike)\s?((?:\\#|[^#])*)#")
 
 
 @dataclass
@@ -245,9 +246,10 @@ class Model:
             if sequence.said == int(script.get("wedge", -1)):
                 sequence.due = float("inf")
                 return None
-            if sequence.said == int(script.get("fail", -1)):
-                del self.sequences[request.id]
-                return Output(request.id, tokens, finish="error", message="scripted failure")
+            for end in ("fail", "refuse"):
+                if sequence.said == int(script.get(end, -1)):
+                    del self.sequences[request.id]
+                    return Output(request.id, tokens, finish="error", message="scripted failure", refused=end == "refuse")
             if params.max_tokens:
                 tokens.append(self.next_token(sequence))
             if tokens and tokens[-1] in {END, *params.stop_token_ids} and not (params.ignore_eos and tokens[-1] == END):

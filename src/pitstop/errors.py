@@ -49,7 +49,7 @@ class ContextLengthExceeded(InvalidRequest):
     def __init__(self, prompt_tokens: int, max_tokens: int, context: int, field: str = "messages") -> None:
         super().__init__(
             f"This model's context is {context} tokens; the request has {prompt_tokens} prompt tokens and asks for "
-            f"{max_tokens} more ({prompt_tokens + max_tokens} in all). Shorten the prompt or lower max_tokens.",
+            f"{max_tokens} more ({prompt_tokens + max_tokens} in all). Shorten the prompt or ask for fewer tokens.",
             field,
             "context_length_exceeded",
         )

@@ -174,6 +174,7 @@ class Output(msgspec.Struct, array_like=True):
     logits: bytes = b""  # for score_from: [rows, vocab] fp32, little endian
     complete: bool = False  # it stops because its grammar allows nothing more: the last token is text, too
     vector: bytes = b""  # for embed: [width] fp32, little endian, as pooled, with the last output
+    refused: bool = False  # the error is the request's own fault
 
 
 class Piece(NamedTuple):
@@ -256,7 +257,8 @@ class Sampled(NamedTuple):
 
     No tokens: not yet at its end. More than one: all but the last had been guessed. logits: for a request that scores, those of the span's
     wanted rows, [rows, vocab] fp32, little endian. complete: the request's grammar allows nothing after the tokens. error: why the request
-    cannot go on. hidden: for a request that embeds, the final hidden states of the span's wanted rows, [rows, width] fp32.
+    cannot go on, by its own fault. hidden: for a request that embeds, the final hidden states of the span's wanted rows, [rows, width]
+    fp32.
     """
 
     tokens: list[int]

@@ -330,6 +330,9 @@ def test_case_16_values_that_change_nothing_are_taken(server: Server):
         "store": False,
         "service_tier": "auto",
         "user": "u",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"mode": "explicit"},
         "metadata": {"a": "b"},
         "frequency_penalty": 0,
     }

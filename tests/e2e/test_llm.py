@@ -6,6 +6,7 @@ import pytest
 from tiny_models import write_tiny_model
 
 from pitstop import LLM, SamplingParams
+from pitstop.errors import InvalidRequest, PitstopError
 from pitstop.models.embedding import Embedding
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -46,3 +47,24 @@ def test_two_streams_by_turns_and_one_that_is_left(llm: LLM) -> None:
     assert text == [alone, alone]
     assert not llm.engine.busy
     llm.engine.check()
+
+
+def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, scheduler = llm.engine.step, llm.engine.scheduler
+    monkeypatch.setattr(llm.engine, "step", lambda: scheduler.fail_all("the numbers are no numbers") or step())
+
+
+def test_why_an_answer_failed_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole,) = llm.generate("a", SamplingParams(max_tokens=4, ignore_eos=True))
+    assert (whole.finish_reason, whole.choices[0].message) == ("length", "")
+    failing(llm, monkeypatch)
+    (failed,) = llm.generate("a")
+    assert (failed.finish_reason, failed.choices[0].message) == ("error", "the numbers are no numbers")
+
+
+def test_a_text_that_cannot_be_embedded_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="no text"):
+        llm.embed([], Embedding("mean"))
+    failing(llm, monkeypatch)
+    with pytest.raises(PitstopError, match="no numbers"):
+        llm.embed("a", Embedding("mean"))

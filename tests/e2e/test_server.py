@@ -35,6 +35,11 @@ def test_case_13_unseeded_answers_differ(server: Server):
     assert len(texts) > 1
 
 
+def test_case_13_prompts_of_one_unseeded_request_differ(server: Server):
+    choices = server.complete(["Once upon a time"] * 3, temperature=1, max_tokens=16).json()["choices"]
+    assert len({choice["text"] for choice in choices}) > 1
+
+
 def test_case_13_choices_of_one_seed_differ(server: Server):
     choices = server.complete("Once upon a time", temperature=1, seed=3, n=3, max_tokens=16).json()["choices"]
     assert len({choice["text"] for choice in choices}) == 3

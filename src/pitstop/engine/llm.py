@@ -17,7 +17,7 @@ from tqdm import tqdm
 from pitstop.config import Adapter, EngineConfig, KVConfig
 from pitstop.engine.core import open_engine
 from pitstop.engine.padding import unpad
-from pitstop.errors import InvalidRequest, ModelNotFound, Unsupported
+from pitstop.errors import InvalidRequest, ModelNotFound, PitstopError, Unsupported
 from pitstop.models.embedding import Embedding
 from pitstop.models.lora.file import read_adapter
 from pitstop.models.weights.fetch import pull
@@ -38,6 +38,7 @@ class Completion:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)  # one per token, when asked for
     finish_reason: FinishReason | None = None
+    message: str = ""  # why, when that is "error"
 
 
 @dataclass(slots=True)
@@ -134,8 +135,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to all prompts, in order, batched continuously.
 
-        prompts: texts (spellings of control tokens are those tokens, as in /v1/completions) or token ids, of any lengths. Or `input_ids`
-        with `attention_mask` [batch, length]: padding (mask 0) left, right or both is removed before the engine sees it.
+        prompts: texts (spellings of control tokens are those tokens; /v1/completions takes them for text) or token ids, of any lengths. Or
+        `input_ids` with `attention_mask` [batch, length]: padding (mask 0) left, right or both is removed before the engine sees it.
         params: one for all, or one per prompt. A seed of 0 is a seed like any other here; `grammar` is a string of pitstop.guide's.
         n: choices per prompt.
         adapter: the name of a loaded LoRA adapter for all, or one per prompt, None for the model as it is.
@@ -165,7 +166,7 @@ class LLM:
             output.cached_tokens = max(output.cached_tokens, event.cached_tokens)
             output.prompt_logprobs = event.prompt_logprobs if event.prompt_logprobs is not None else output.prompt_logprobs
             if event.finish:
-                choice.finish_reason = event.finish
+                choice.finish_reason, choice.message = event.finish, event.message
                 bar.update()
         bar.close()
         return outputs
@@ -182,6 +183,8 @@ class LLM:
         if embedding is None:
             raise InvalidRequest('the model does not say how it embeds: give embedding=Embedding("mean") or "last"', "embedding")
         texts = [texts] if isinstance(texts, str) else texts
+        if not texts:
+            raise InvalidRequest("there is no text to embed", "texts")
         tokens = [self.tokenizer.encode_text(text) if isinstance(text, str) else [int(token) for token in text] for text in texts]
         number, arrival, engine = next(self._ids), time.monotonic(), self.engine
         params, loaded = SamplingParams(max_tokens=0), "" if adapter is None else self._adapter(adapter).id
@@ -193,6 +196,8 @@ class LLM:
                 )
             while live:
                 for output in come():
+                    if output.finish == "error":
+                        raise PitstopError(output.message)
                     vectors[live.pop(output.id)] = output.vector
         return np.stack([embedding.finish(np.frombuffer(vector, "<f4")) for vector in vectors])
 
@@ -289,8 +294,11 @@ class _Event:
     finish: FinishReason | None
     cached_tokens: int
     prompt_logprobs: list[Logprob] | None
+    message: str
 
 
-def _event(output, stream: TextStream) -> _Event:
+def _event(output: Output, stream: TextStream) -> _Event:
     text, tokens, _, finish, _ = stream.settle(output.tokens, output.finish, output.complete)
-    return _Event(text, tokens, (output.logprobs or [])[: len(tokens)], finish, output.cached_tokens, output.prompt_logprobs)
+    return _Event(
+        text, tokens, (output.logprobs or [])[: len(tokens)], finish, output.cached_tokens, output.prompt_logprobs, output.message
+    )

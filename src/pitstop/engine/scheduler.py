@@ -241,7 +241,7 @@ class Scheduler:
             finish = "error" if error else "stop" if complete else self._finish(sequence)
             output = self._end(sequence, tokens, finish) if finish else self._output(sequence, tokens, None)
             output.logprobs = sampled.logprobs if tokens else None
-            output.message, output.complete = error, complete
+            output.message, output.refused, output.complete = error, bool(error), complete
             outputs.append(output)
         return outputs
 

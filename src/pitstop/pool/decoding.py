@@ -45,7 +45,7 @@ class Decoding:
         words, tokens, shown, finish, stop = text.settle(output.tokens, output.finish, output.complete)
         scores = [self._score(score) for score in output.logprobs[:shown]] if output.logprobs is not None else None
         prompt_scores = [self._score(score) for score in output.prompt_logprobs] if output.prompt_logprobs is not None else None
-        rest = output.message, output.logits, stop, output.vector
+        rest = output.message, output.logits, stop, output.vector, output.refused
         return Delta(output.id, tokens, words, scores, finish, output.cached_tokens, prompt_scores, *rest)
 
     def _score(self, score: Logprob) -> TokenScore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pitstop.errors import DeadlineExceeded, PitstopError, Unavailable
+from pitstop.errors import DeadlineExceeded, InvalidRequest, PitstopError, Unavailable
 from pitstop.pool.gauges import State
 from pitstop.pool.stream import Delta
 
@@ -22,4 +22,6 @@ def failure(delta: Delta) -> PitstopError:
         return DeadlineExceeded(TIME_UP)
     if delta.finish == "cancelled":
         return Unavailable("The worker cancelled the request; try again.")
+    if delta.refused:
+        return InvalidRequest(delta.message)
     return PitstopError(delta.message or "The engine failed on this request.")

@@ -32,7 +32,7 @@ class Delta(NamedTuple):
     tokens: the new token ids, an end token included; text: what is settled of their text (may lag behind, never half a character);
     scores: of those tokens that are part of the text; prompt_scores: of prompt tokens 1, 2, …, on the first delta; logits: for
     Request.score_from, [rows, vocab] fp32, little endian, on the last; stop: the stop string that ended it; vector: for Request.embed,
-    [width] fp32, little endian, on the last.
+    [width] fp32, little endian, on the last; message, refused: why it ended with an error, and whether by its own fault.
     """
 
     id: str
@@ -46,6 +46,7 @@ class Delta(NamedTuple):
     logits: bytes = b""
     stop: str | None = None
     vector: bytes = b""
+    refused: bool = False
 
 
 class Stream:

@@ -47,12 +47,12 @@ def prepare_completion(service: Service, pool: Pool, served: Served, body: bytes
     check_places(len(given), wish, pool)
     tokenizer, facts = served.texts.tokenizer, served.facts
     prompts, params, voices = [], [], []
-    seed, grammar = draw_seed(), form_of(wish, served)
+    grammar = form_of(wish, served)
     for number, prompt in enumerate(given):
         path = wish.path_of(number)
         tokens = prompt_tokens(tokenizer, prompt, facts.vocab_size, path)
         max_tokens = answer_budget(len(tokens), wanted, DEFAULT_MAX_TOKENS, facts.context, path)
-        sampling = wish.sampling(seed, max_tokens, wish.logprobs, wish.logprobs if wish.echo else None, grammar)
+        sampling = wish.sampling(draw_seed(), max_tokens, wish.logprobs, wish.logprobs if wish.echo else None, grammar)
         sampling.check_vocabulary(facts.vocab_size)
         prompts.append(tokens)
         params.append(sampling)

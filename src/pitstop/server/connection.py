@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from typing import Any
 
+import httptools
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -24,6 +26,10 @@ RESERVE = 64
 """Connections beyond the limit that are still accepted, for probes and scrapes: whoever else comes by them is told to come later."""
 
 PROBES = ("/livez", "/startupz", "/readyz", "/healthz", "/metrics")
+
+
+_UPGRADE = (b"upgrade", b"http2-settings")
+"""Headers by which a client asks for another protocol; Connection names them."""
 
 
 class _Violation(Exception):
@@ -75,6 +81,7 @@ class Connection(HttpToolsProtocol):
     # What comes
 
     def data_received(self, data: bytes) -> None:
+        self._data = data
         if self._in_head:
             self._head_size += len(data)
         if self.cycle is None or self.cycle.response_complete:
@@ -91,6 +98,8 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._head_size = True, 0
 
     def on_headers_complete(self) -> None:
+        if self._declines():
+            return
         self._in_head = False
         self._settle()
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self._limits.max_head:
@@ -101,8 +110,28 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._declines():
+            return
         self._settle()
         super().on_message_complete()
+
+    def _declines(self) -> bool:
+        """Whether the head asks for another protocol, which we have not: some clients offer HTTP/2 with each request."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """It is served as if it had not asked (RFC 9110, 7.8). The parser has stopped behind its head; another one reads it."""
+        if not self._declines():
+            return
+        rest = self._data[sys.exception().args[0] :]
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(option for option in value.split(b",") if option.strip().lower() not in _UPGRADE)
+            if name not in _UPGRADE and (value or name != b"connection"):
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -31,6 +31,13 @@ def test_case_07_a_failure_after_the_stream_began_is_an_error_event(server: Serv
     refused(server.complete("#fail 0#", stream=True), 500, code="engine_error")  # nothing was sent yet: a status can still say it
 
 
+def test_a_failure_by_the_request_s_own_fault_is_no_server_error(server: Server):
+    refused(server.complete("#refuse 3#"), 400)
+    with open_stream(server, "#refuse 3#") as events:
+        *_, last = list(events)
+    assert json.loads(last)["error"]["type"] == "invalid_request_error"
+
+
 def test_case_07_with_the_openai_client(server: Server):
     import openai
 

@@ -105,6 +105,16 @@ def test_case_21_a_call(trained: Server):
     assert len(arguments) > 5, "arguments come as they are made"
 
 
+@pytest.mark.parametrize(("arguments", "status"), [('{"a": "\\ud83d"}', 400), ('{"a": "\\ud83d\\ude00"}', 200), ('{"a": "\\ud83d"', 200)])
+def test_half_a_character_in_arguments_is_refused_by_name(trained: Server, arguments: str, status: int):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "x"}]
+    reply = trained.chat(messages=[{"role": "user", "content": "#say hi#"}, *turns], max_tokens=3)
+    assert reply.status_code == status
+    if status == 400:
+        refused(reply, 400, "messages[1].tool_calls[0].function.arguments")
+
+
 def test_several_calls_and_words_around_them(trained: Server):
     (choice,) = answer(trained, f"#say Let me see.\\n{PARIS}\\n{TIME}\\nThere.#")["choices"]
     assert called(choice) == [("get_weather", {"city": "Paris"}), ("now", {})]

@@ -32,11 +32,22 @@ class TextPart(Body):
 Content = either("must be a string or a list of text parts", text_or_list, text=str, list=Annotated[list[TextPart], Field(min_length=1)])
 
 
+def _whole_characters(arguments: str) -> str:
+    """Templates get what the JSON stands for, which may hold half a character though its text holds none."""
+    try:
+        json.dumps(json.loads(arguments), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("surrogate", "holds a lone surrogate, which is no character; send the pair or leave it out") from None
+    except (ValueError, RecursionError):
+        pass
+    return arguments
+
+
 class CalledFunction(Body):
     """arguments: as the model wrote them; JSON of an object, as a rule."""
 
     name: FunctionName
-    arguments: str
+    arguments: Annotated[str, AfterValidator(_whole_characters)]
 
 
 class ToolCall(Body):
