@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -131,3 +133,39 @@ def test_a_planted_leak_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(full_attention.__globals__["_full_attention"], "_backends", {"cpu": leaking})
     with pytest.raises(AssertionError, match="values differ"):
         test_a_text_stands_alone("cpu")
+
+
+LIMITED = """
+import resource, sys, torch
+from pitstop.ops.attention import full, full_attention
+
+def attend(length):
+    x = torch.arange(length * 4 * 64).view(length, 4, 64) / (length * 256)
+    return full_attention(x, x, x, [length], 0.125)
+
+def most():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+"""
+
+
+def told(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", LIMITED + program], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_memory_of_full_attention_grows_with_the_text_not_with_its_square() -> None:
+    """MiB beside what was there: inputs, tails and results of 4,096 rows take 24; partial results of each row at each segment took 138."""
+    assert int(told("attend(600); before = most(); attend(4096); print(most() - before)")) < 70
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count address space")
+def test_a_call_for_which_there_is_no_memory_harms_none_after_it() -> None:
+    program = """
+full.QUERIES = 1 << 20  # many partial results
+expected = attend(600)
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20),) * 2)
+try: attend(4096)
+except MemoryError: print("no memory", flush=True)
+print(torch.equal(attend(600), expected))
+"""
+    assert told(program).split("\n") == ["no memory", "True", ""]

@@ -332,3 +332,14 @@ def test_pack_int8_refuses_what_it_cannot_hold():
         pack_int8(torch.zeros(4, 32), torch.ones(4))
     with pytest.raises(Unsupported, match="int8"):
         pack_int8(torch.zeros(4, 32, dtype=torch.int8), torch.ones(5))
+
+
+def test_the_reference_rounds_activations_as_the_kernels_do() -> None:
+    """Values in the middle between two levels, where one rounding more of the factor shows. A column of the unit matrix gives them back."""
+    generator = torch.Generator().manual_seed(0)
+    largest = torch.rand(4000, 1, generator=generator) * 10 + 0.1
+    steps = torch.randint(-32767, 32767, (4000, 32), generator=generator) + 0.5
+    x = (steps * (largest / 32767)).clamp(-largest, largest)
+    x[:, 0] = largest[:, 0]
+    unit = pack_int8(torch.eye(32, dtype=torch.int8), torch.ones(32))
+    assert torch.equal(linear(x, unit), ref.rounded(x, 32767))

@@ -76,10 +76,10 @@ class Capacity:
 def capacity(memory: int, tails: int, codec: Codec, shape: KVShape, length: int) -> Capacity:
     """Of a pool of `memory` bytes with `tails` reserved slots. A sealed segment of 16 bits is as large as a tail of 16 bits.
 
-    `length` is rounded down to whole segments, one at least; a part of a stream counts as that part.
+    `length` is rounded down to whole segments, one at least; a part of a stream counts as that part. 0 tokens where the tails do not fit.
     """
     length = max(length // SEGMENT, 1) * SEGMENT
-    tokens = pages_within(memory, tails, codec, shape) * length // stream_pages(length, codec.lead_pages)
+    tokens = max(0, pages_within(memory, tails, codec, shape)) * length // stream_pages(length, codec.lead_pages)
     raw = (memory // (2 * SEGMENT * values_per_token(shape)) - tails) * SEGMENT
     return Capacity(tokens, length, tokens / raw if raw > 0 else math.inf)
 

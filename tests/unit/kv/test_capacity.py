@@ -92,6 +92,7 @@ def test_the_ratio_counts_lead_pages() -> None:
     ratios = {length: capacity(10**12, 70, codec, SHAPE, length).ratio for length in (1 << 17, 8192, 1024, 128)}
     assert ratios == pytest.approx({n: 16 / 4.375 * (n / 128) / (n / 128 + 1) for n in ratios}, rel=1e-3)
     assert capacity(75 * tail, 70, codec, SHAPE, 100).length == 128
+    assert capacity(60 * tail, 70, codec, SHAPE, 1024).tokens == 0
     none = capacity(70 * tail + 3 * page_bytes(codec, SHAPE), 70, codec, SHAPE, 8192)
     assert none.ratio == math.inf
     assert str(none) == "378 tokens in streams of 8,192, where 16 bits would hold none"

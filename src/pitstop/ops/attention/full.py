@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from pitstop.ops.attention import cpu
 from pitstop.ops.attention.layout import RAW32
@@ -12,10 +13,13 @@ from pitstop.ops.rows import refuse
 from pitstop.ops.rowwise import one_thread
 from pitstop.types import SEGMENT
 
+QUERIES = 96
+"""As many as the native kernel takes through a segment at once: what it keeps meanwhile is for these, not for a text's."""
+
 
 def by_native(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float) -> torch.Tensor | Declined:
-    """A row sees what comes before it and itself, so each of a text's queries stands at its last position; as query heads that share a
-    key head they are one row there, for which a segment is read once."""
+    """A row sees what comes before it and itself, so each of a text's queries stands at its last position. As query heads that share a key
+    head up to QUERIES of them are one row there, for which a segment is read once."""
     if reason := refuse(q=q, k=k, v=v):
         return reason
     rows, heads, dim = q.shape
@@ -32,12 +36,15 @@ def by_native(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[i
     pages = tails.view(torch.uint8).view(segments, -1)  # a raw page is a tail
     out = torch.empty(rows, heads, dim)
     for first, length, slots in texts:
-        queries = q[first : first + length].transpose(0, 1).reshape(1, heads * length, dim)
-        item = torch.tensor([(0, 1, length - 1, slots[-1], -1, 0)], dtype=torch.int32)
+        count = -(-length // QUERIES)
+        wide = -(-length // count)
+        queries = functional.pad(q[first : first + length], (0, 0, 0, 0, 0, count * wide - length))
+        queries = queries.view(count, wide, heads, dim).transpose(1, 2).reshape(count, heads * wide, dim)
+        item = torch.tensor([(row, 1, length - 1, slots[-1], -1, 0) for row in range(count)], dtype=torch.int32)
         part = cpu.paged_attention(queries, tails, pages, item, torch.tensor(slots, dtype=torch.int32), RAW32, scale, 0.0, -1, 0, False)
         if isinstance(part, Declined):
             return part
-        out[first : first + length] = part.view(heads, length, dim).transpose(0, 1)
+        out[first : first + length] = part.view(count, heads, wide, dim).transpose(1, 2).reshape(count * wide, heads, dim)[:length]
     return out
 
 

@@ -13,7 +13,7 @@ namespace {
 constexpr int SEGMENT = 128;
 constexpr int BLOCK_VECTORS = 96;  // query vectors of one block: a segment is read and widened once for all of them
 constexpr size_t WORTH_MERGING_TOGETHER = 16;  // blocks: fewer are merged before another thread has woken
-constexpr int SPLIT_ROWS = 4;      // blocks of at most so many rows have their segments shared out among threads
+constexpr int SPLIT_ROWS = 4;      // blocks of at most so many rows have their segments shared out among threads, small ones or few
 constexpr int RUNS = 24, LONGEST_RUN = 8;  // in runs, so that each segment can ask for the next; many runs, so that no thread waits long
 
 // Rows [row, row + rows) of the batch from position `start` on, all query heads of one KV head.
@@ -45,8 +45,6 @@ size_t partial_size(int vectors, int head_dim) { return (size_t)vectors * (head_
 
 Partial partial_at(float* memory, int vectors) { return Partial{memory, memory + vectors, memory + 2 * vectors}; }
 
-bool splits(const Block& block) { return block.rows <= SPLIT_ROWS && block.own > block.first; }
-
 void plan(Call& call, const Item* items, int count) {
   int block_rows = std::max(1, BLOCK_VECTORS / call.group()), window = call.queries.window;
   for (const Item* item = items; item < items + count; ++item)
@@ -56,6 +54,10 @@ void plan(Call& call, const Item* items, int count) {
         int own = start / SEGMENT, first = window < 0 ? 0 : window == 0 ? own + 1 : std::max(0, start - window + 1) / SEGMENT;
         call.blocks.push_back({item, head, item->row + row, rows, start, first, own, -1});
       }
+  bool few = call.blocks.size() < RUNS;
+  auto splits = [&](const Block& block) {
+    return block.rows <= SPLIT_ROWS && block.own > block.first && (few || block.rows * call.group() <= BLOCK_VECTORS / 2);
+  };
   int segments = 0;
   for (Block& block : call.blocks) {
     if (!splits(block)) continue;

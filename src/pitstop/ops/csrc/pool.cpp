@@ -169,6 +169,7 @@ float* thread_memory(size_t floats) {
   thread_local size_t capacity = 0;
   if (floats > capacity) {
     memory.reset();
+    capacity = 0;  // until there is another: it may not be had
     memory.reset(static_cast<float*>(::operator new[](floats * sizeof(float), alignment)));
     capacity = floats;
   }

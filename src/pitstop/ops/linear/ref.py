@@ -11,8 +11,7 @@ from pitstop.ops.linear.packing import FLOATS, GROUP, PANEL, QUANTIZED
 from pitstop.ops.rowwise import rowwise
 
 if TYPE_CHECKING:
-    from pitstop.ops.linear import lines
-from pitstop.ops.linear.packing import PackedLinear
+    from pitstop.ops.linear.packing import PackedLinear
 
 TOLERANCE = 2.0
 """|y - exact| ≤ TOLERANCE · √in · 2⁻²⁴ · Σ|x||w|: rounding errors of a chain add up like a random walk (Higham and Mary 2019)."""
@@ -50,7 +49,8 @@ def rounded(x: torch.Tensor, levels: int) -> torch.Tensor:
     largest = groups.abs().amax(dim=2, keepdim=True)
     largest = largest.where(largest.isfinite(), torch.nan)
     small = largest < SMALLEST
-    values = (groups * (levels / largest.where(~small, 1))).round().where(~small, 0)
+    inverse = torch.full_like(largest, levels) / largest.where(~small, 1)  # one rounding, as natively; levels / tensor has two
+    values = (groups * inverse).round().where(~small, 0)
     return (values * (largest.where(~small, 0) / levels)).flatten(1)
 
 
