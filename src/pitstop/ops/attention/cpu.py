@@ -51,6 +51,13 @@ def _refuse_head(head_dim: int) -> Declined | None:
     return None
 
 
+def _cache(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor, table: torch.Tensor, layout: Layout) -> tuple[int, ...]:
+    """What native takes of a cache, and of the items and the table that say what is meant in it."""
+    slots, kv_heads, _, size = tails.shape
+    memory = tails.data_ptr(), slots, pages.data_ptr(), *pages.shape, kv_heads, size // 128, tails.dtype is torch.float16, *_codes(layout)
+    return *memory, items.data_ptr(), len(items), table.data_ptr(), len(table)
+
+
 def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.Tensor) -> Declined | None:
     rows, kv_heads, head_dim = k.shape
     if reason := refuse(k=k, v=v) or _refuse_cache(tails, items) or _refuse_head(head_dim):
@@ -74,24 +81,10 @@ def append(k: torch.Tensor, v: torch.Tensor, tails: torch.Tensor, items: torch.T
 
 
 def seal(tails: torch.Tensor, pages: torch.Tensor, items: torch.Tensor, table: torch.Tensor, layout: Layout) -> Declined | None:
-    slots, kv_heads, _, size = tails.shape
-    head_dim = size // 128
+    head_dim = tails.shape[3] // 128
     if reason := _refuse_cache(tails, items, table) or _refuse_pages(pages) or _refuse_head(head_dim) or _refuse_layout(layout, head_dim):
         return reason
-    dispatch.native.seal(
-        tails.data_ptr(),
-        slots,
-        pages.data_ptr(),
-        *pages.shape,
-        kv_heads,
-        head_dim,
-        tails.dtype is torch.float16,
-        *_codes(layout),
-        items.data_ptr(),
-        len(items),
-        table.data_ptr(),
-        len(table),
-    )
+    dispatch.native.seal(*_cache(tails, pages, items, table, layout))
     return None
 
 
@@ -121,18 +114,7 @@ def paged_attention(
         q.stride(0),
         rows,
         heads,
-        tails.data_ptr(),
-        len(tails),
-        pages.data_ptr(),
-        *pages.shape,
-        tails.shape[1],
-        head_dim,
-        tails.dtype is torch.float16,
-        *_codes(layout),
-        items.data_ptr(),
-        len(items),
-        table.data_ptr(),
-        len(table),
+        *_cache(tails, pages, items, table, layout),
         scale,
         softcap,
         window,
