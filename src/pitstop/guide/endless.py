@@ -1,4 +1,4 @@
-"""What a small model can go on with for ever in JSON, held short where something else can follow: digits, and brackets within brackets."""
+"""What a small model can go on with for ever in JSON, held short where something else can follow: digits, exponents, brackets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,19 @@ from pitstop.types import TokenTable
 MAX_DIGITS = 20
 """Digits in a row. No number that a reader keeps exact has more, and a small model can write them for ever: fractions, seconds."""
 
+MAX_EXPONENT = 2
+"""Digits of a number's exponent. With MAX_DIGITS before its point, a number is then finite as a double."""
+
 MAX_NESTING = 16
 """Objects and lists within each other. A small model can lengthen a list whose nodes hold the next one for ever."""
 
+_LONGEST = 64
+"""Tokens that no number held so has."""
+
+_NUMERIC = b"0123456789eE.+-"
+_EXPONENT = re.compile(rb"[0-9][eE][+-]?([0-9]*)$")
+_DIGITS = re.compile(rb"[+-]?([0-9]*)")
+_TOO_LONG = re.compile(rb'[^"]*[eE][+-]?[0-9]{%d}' % (MAX_EXPONENT + 1))
 _MARKS = re.compile(rb'["\\\[\]{}]')
 _IN_STRING = {ord('"'): 0, ord("\\"): 2}
 
@@ -36,6 +46,7 @@ class Endless:
     def __init__(self, table: TokenTable, vocab_size: int) -> None:
         """vocab_size: of the masks."""
         self._digits = _Digits(table, vocab_size)
+        self._exponents = _Exponents(table, vocab_size)
         self._nesting = _Nesting(table, vocab_size)
 
     def after(self, place: Place, token: int) -> Place:
@@ -44,7 +55,7 @@ class Endless:
 
     def barred(self, tokens: Sequence[int], place: Place) -> list[np.ndarray]:
         """Tokens that should not follow `tokens`, which end at `place`, if others can: masks, bool [vocab_size], as few as possible."""
-        found = (self._digits.barred(tokens), self._nesting.barred(place))
+        found = (self._digits.barred(tokens), self._exponents.barred(tokens, place), self._nesting.barred(place))
         return [mask for mask in found if mask is not None]
 
 
@@ -67,6 +78,36 @@ class _Digits:
             if self._trailing[token] < self._lengths[token] or run >= MAX_DIGITS:
                 break
         return self._leading if run >= MAX_DIGITS else None
+
+
+class _Exponents:
+    """Of numbers between strings. Outside of all brackets may be prose, so there only an answer that is one number has any."""
+
+    def __init__(self, table: TokenTable, vocab_size: int) -> None:
+        """vocab_size: of the masks."""
+        self._data = table.data
+        digits = np.zeros(vocab_size, np.intp)
+        self._hold = np.zeros(vocab_size, bool)  # tokens in which an exponent begins that is too long
+        for token, data in enumerate(table.data[:vocab_size]):
+            digits[token] = len(_DIGITS.match(data)[1])
+            self._hold[token] = _TOO_LONG.match(data) is not None
+        self._lengthen = self._hold | (digits > np.arange(MAX_EXPONENT + 1)[:, None])  # by digits left: tokens that begin with more
+        self._any = bool(self._hold.any())
+
+    def barred(self, tokens: Sequence[int], place: Place) -> np.ndarray | None:
+        """Tokens that would make an exponent longer than MAX_EXPONENT: bool [vocab_size]. None: none would."""
+        if place.within:
+            return None
+        tail = b""
+        for token in reversed(tokens[-_LONGEST:]):
+            tail = self._data[token] + tail
+            if tail.rstrip(_NUMERIC):
+                if not place.depth:
+                    return None
+                break
+        if (exponent := _EXPONENT.search(tail)) is None:
+            return self._hold if self._any else None
+        return self._lengthen[max(MAX_EXPONENT - len(exponent[1]), 0)]
 
 
 class _Nesting:

@@ -34,6 +34,7 @@ MAX_TEXT = 1 << 16
 
 _ATTRIBUTES = re.compile(r"^\s*[\w.!?-]+\s*\[([^\]\n]*)\]\s*:", re.MULTILINE)
 _IGNORED = re.compile(r"\b(temperature|max_tokens|stop)\b")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def json_text(schema: Schema) -> str:
@@ -44,7 +45,7 @@ def json_text(schema: Schema) -> str:
 
 def literal(text: str) -> str:
     """The part of a rule that stands for `text`, which is not empty."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character that JSON has and the notation has not
 
 
 def of_json(schema: Schema) -> str:
@@ -64,15 +65,19 @@ def of_choice(options: Sequence[str], field: str = "choice") -> str:
     for i, option in enumerate(options):
         if not option:
             raise InvalidRequest(f"{field}[{i}]: an empty choice is no answer; leave it out", f"{field}[{i}]")
+        _of_characters(option, f"{field}[{i}]")
     _bounded("".join(options), field)
     return f"{HEAD}start: {' | '.join(map(literal, options))}\n"
 
 
 def of_regex(pattern: str, field: str = "regex") -> str:
-    """Answers match `pattern` as a whole. Raises InvalidRequest for an empty or very long one."""
+    """Answers match `pattern` as a whole. \\d and \\w are ASCII's, as in a schema's patterns.
+
+    Raises InvalidRequest for an empty or very long one.
+    """
     if not pattern:
         raise InvalidRequest(f"{field}: an empty pattern allows no answer", field)
-    return f"{HEAD}start: /{regex_to_lark(_bounded(pattern, field), '')}/\n"
+    return f"{HEAD}start: /{regex_to_lark(_bounded(pattern, field), 'dw')}/\n"
 
 
 def of_text(text: str, field: str = "grammar") -> str:
@@ -109,4 +114,10 @@ def _with_checked_schemas(text: str, field: str) -> str:
 def _bounded(text: str, field: str) -> str:
     if len(text) > MAX_TEXT:
         raise InvalidRequest(f"{field}: {len(text)} characters, {MAX_TEXT} at most are taken", field)
+    return _of_characters(text, field)
+
+
+def _of_characters(text: str, field: str) -> str:
+    if _SURROGATES.search(text):
+        raise InvalidRequest(f"{field}: holds half of a surrogate pair, which is no character", field)
     return text

@@ -18,8 +18,9 @@ from pitstop.types import TokenTable
 KEPT = 64
 """Compiled grammars that are kept, the latest used."""
 
-LIMITS = LLParserLimits(verbose_errors=False)
-"""The library's own: they bound the work of compiling a grammar, of a mask, and the memory of both. An error must not quote the grammar."""
+LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=8000)
+"""The library's own bound the work of compiling a grammar, of a mask, and the memory of both. A row has an item or more for each
+alternative at one place, of which the door takes 5,000. An error must not quote the grammar."""
 
 
 class Guides:
@@ -37,12 +38,14 @@ class Guides:
         self._reading = threading.Lock()
 
     def check(self, grammar: str, field: str = "grammar") -> None:
-        """Compile, and see that an answer can begin. Raises InvalidRequest naming the field."""
+        """Compile, and see that an answer can begin and go on from there. Raises InvalidRequest naming the field."""
         try:
-            allowed = self.guide(grammar).allowed([])
+            guide = self.guide(grammar)
+            allowed = guide.allowed([])
             allowed[self._ends] = False
             if not allowed.any():
                 raise InvalidRequest("it allows no answer but the empty one")
+            guide.complete([int(allowed.argmax())])  # more alternatives than LIMITS show when a token is taken, not in the mask
         except InvalidRequest as error:
             raise InvalidRequest(f"{field}: {error}", field) from None
 
@@ -102,8 +105,7 @@ class Guide:
         """
         self._go(tokens)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise InvalidRequest(f"the answer cannot go on in this grammar: {_reason(self._matcher)}")
+        self._raise_error()
         mask = np.zeros(self._vocab_size, bool)
         mask[: self._count] = np.unpackbits(bits, count=self._count, bitorder="little")
         mask[self._ends] = self._matcher.is_accepting()
@@ -142,7 +144,13 @@ class Guide:
         if self._endless is not None:
             self._places += accumulate(rest[:taken], self._endless.after, initial=self._places.pop())
         if taken < len(rest):
+            self._raise_error()
             raise InvalidRequest(f"token {rest[taken]} does not follow from the grammar")
+
+    def _raise_error(self) -> None:
+        """Raises InvalidRequest with the matcher's reason, if it gave up."""
+        if self._matcher.is_error():
+            raise InvalidRequest(f"the answer cannot go on in this grammar: {_reason(self._matcher)}")
 
     def _barred(self) -> list[np.ndarray]:
         return self._endless.barred(self._at, self._places[-1]) if self._endless is not None else []

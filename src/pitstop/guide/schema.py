@@ -136,7 +136,9 @@ class _Checker:
             parts = made.setdefault("allOf", [])
             self.seen[f"{pointer}/allOf/{len(parts)}"] = part
             parts.append(part)
-        if made.get("type") == "integer" and "enum" not in made and "const" not in made:
+        types = made.get("type", ())
+        types = {types} if isinstance(types, str) else set(types)
+        if "integer" in types and "number" not in types and "enum" not in made and "const" not in made:
             if "minimum" not in made and "exclusiveMinimum" not in made:
                 made["minimum"] = -MAX_INTEGER
             if "maximum" not in made and "exclusiveMaximum" not in made:

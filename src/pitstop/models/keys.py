@@ -32,13 +32,15 @@ class Keys:
         self._read.add(name)
         return self._values.get(name, default)
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer; `default` may be 0. Raises WeightsError, also when it is missing and has no default."""
+    def integer(self, name: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+        """A positive integer up to `most`; `default` may be 0. Raises WeightsError, also when it is missing and has no default."""
         value = self.get(name)
         if value is None:
             return self._default(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.refuse(name, "is not a positive int")
+        if value > most:
+            raise self.refuse(name, f"is more than {most}, which cannot be right")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

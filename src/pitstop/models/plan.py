@@ -140,11 +140,11 @@ def _grok2_files(name: str) -> list[str]:
 
 
 def _published_grok1() -> Plan:
-    return _grok1("xai-org/grok-1", grok1.read(Keys(Path("config.json"), grok1.PUBLISHED)))
+    return _grok1("xai-org/grok-1", grok1.FAMILY.config(Keys(Path("config.json"), grok1.PUBLISHED)))
 
 
 def _published_grok2() -> Plan:
-    config = grok2.read(Keys(Path("config.json"), grok2.PUBLISHED))
+    config = grok2.FAMILY.config(Keys(Path("config.json"), grok2.PUBLISHED))
     return Plan("xai-org/grok-2", config, tuple(_expected(grok2.FAMILY, config, "bfloat16", _grok2_files)))
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
@@ -207,6 +208,24 @@ _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
+class _Pattern(NamedTuple):
+    """What a pre-tokenizer's name stands for: a pattern of words; whether a word that is a token stays whole, however it would merge;
+    whether prompts begin with `bos` where the file does not say."""
+
+    words: str
+    whole_words: bool = False
+    add_bos: bool = False
+
+
+_PATTERNS = {"qwen2": _Pattern(_QWEN2)} | dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _Pattern(_LLAMA3, True, True))
+"""By GGUF's names."""
+
+
+def begins_with_bos(pre: str) -> bool:
+    """Whether prompts begin with `bos` for a pre-tokenizer of this name, where a GGUF file does not say."""
+    return pre in _PATTERNS and _PATTERNS[pre].add_bos
+
+
 def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     """How text is cut into words before merging, by GGUF's name of it. Raises `Unsupported`."""
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -215,9 +234,8 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
         return gpt2
     if name == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    patterns = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "qwen2": _QWEN2}
-    if name in patterns:
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(patterns[name]), "isolated"), plain])
+    if name in _PATTERNS:
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_PATTERNS[name].words), "isolated"), plain])
     raise Unsupported(f"pre-tokenizer {name!r}: this build has smollm, gpt-2, llama-bpe and qwen2")
 
 
@@ -229,7 +247,7 @@ def byte_pair_encoder(vocabulary: Vocabulary, apart: set[str]) -> tokenizers.Tok
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if token not in apart}
     pairs = (merge.partition(" ") for merge in vocabulary.merges)
     merges = [(left, right) for left, _, right in pairs if apart.isdisjoint((left, right, left + right))]
-    whole_words = vocabulary.pre in ("llama-bpe", "llama3", "llama-v3")  # Llama 3 takes a word that is a token as it is
+    whole_words = vocabulary.pre in _PATTERNS and _PATTERNS[vocabulary.pre].whole_words
     try:
         bpe = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=whole_words))
     except Exception as error:  # the library raises plain Exception

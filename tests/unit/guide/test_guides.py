@@ -142,6 +142,10 @@ def test_a_declared_name_cannot_come_by_another_spelling(guides: Guides) -> None
     ("form", "good", "bad"),
     [
         (guide.regex(r"[a-c]+/\d"), "ab/7", "ab/x"),
+        (guide.regex(r"\d+"), "12", "١٢"),
+        (guide.regex(r"[\w.]+"), "a_1.", "é"),
+        (guide.json_schema({"type": "string", "pattern": r"^\d+$"}), '"12"', '"١٢"'),
+        (guide.json_schema({"type": "string", "pattern": r"^[\w.]+$"}), '"a_1."', '"é"'),
         (guide.regex("^a|b$"), "a", "c"),
         (guide.regex("(?i)yes|no"), "YES", "maybe"),
         (guide.choice(["yes", 'n"o\n', "红"]), "红", "绿"),
@@ -156,6 +160,45 @@ def test_other_forms(guides: Guides, form: str, good: str, bad: str) -> None:
     guides.check(form)
     assert reads(guides, form, good) == "whole"
     assert reads(guides, form, bad) in ("no", "part")
+
+
+def test_a_choice_may_hold_any_character(guides: Guides) -> None:
+    for code in (*range(0x300), *range(0x2000, 0x2070), 0xFEFF, 0xFFF9, 0xFFFE, 0xFFFF, 0x1F600, 0xE0001, 0x10FFFF):
+        form = guide.choice([f"a{chr(code)}b"])
+        assert reads(guides, form, f"a{chr(code)}b") == "whole", hex(code)
+
+
+NAMED = [f"p{i}" for i in range(998)]
+OPTIONAL = {"type": "object", "properties": {name: {"type": "string"} for name in NAMED}}
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (guide.choice([f"option {i}" for i in range(5000)]), "option 4999"),
+        (guide.json_schema({"enum": [f"value {i}" for i in range(5000)]}), '"value 4999"'),
+        (guide.json_schema({"enum": list(range(5000))}), "4999"),
+        (guide.json_schema({"type": "array", "items": {"enum": [[i] for i in range(2499)]}}), "[[2498], [3]]"),
+        (guide.json_schema({"enum": [{"a": i} for i in range(2500)]}), '{"a": 2499}'),
+        (guide.json_schema(OPTIONAL), '{"p7": "x", "p700": "y"}'),
+        (guide.json_schema({"type": "object", "properties": {"o": OPTIONAL}, "required": ["o"]}), '{"o": {"p997": "x"}}'),
+        (guide.json_schema(OPTIONAL | OPEN), '{"p7": "x", "other": 1}'),
+        (guide.json_schema(OPTIONAL | {"required": NAMED}), json.dumps(dict.fromkeys(NAMED, ""))),
+        (guide.json_schema({"anyOf": [{"type": "array", "items": {"maxLength": i}} for i in range(499)]}), '["a"]'),
+        (guide.json_schema({"type": "array", "prefixItems": [{"type": "boolean"}] * 999}), "[" + ", ".join(["true"] * 999) + "]"),
+    ],
+)
+def test_what_the_limits_allow_is_followed_to_the_end(guides: Guides, form: str, text: str) -> None:
+    guides.check(form)
+    assert reads(guides, form, text) == "whole"
+
+
+def test_too_many_alternatives_are_refused_before_the_answer_begins(guides: Guides) -> None:
+    form = guide.choice([f"w{i}" for i in range(9000)])
+    with pytest.raises(InvalidRequest, match=r"^f: .*[Cc]urrent row has \d+ items") as refused:
+        guides.check(form, "f")
+    assert len(str(refused.value)) < 500
+    assert "w8999" not in str(refused.value)
 
 
 def test_end_tokens_come_when_the_answer_is_whole_and_control_tokens_never(guides: Guides) -> None:
@@ -188,6 +231,45 @@ def test_digits_in_a_row_are_held_short_where_something_else_can_follow(guides: 
 
 def test_digits_of_a_regular_expression_are_the_users_own(guides: Guides) -> None:
     assert reads(guides, guide.regex("[0-9]*"), "1" * 50) == "whole"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "verdict"),
+    [
+        ({"type": "number"}, "-1.5E+99", "whole"),
+        ({"type": "number"}, "1e400", "no"),
+        ({"type": "number"}, "1e-100", "no"),
+        ({"type": "object"}, '{"a": 1e99, "b": [2.5e-07]}', "whole"),
+        ({"type": "object"}, '{"a": [1, 1E100]}', "no"),
+        ({"type": "object"}, '{"1e400": "2e400 [3e400"}', "whole"),
+        ({"type": ["integer", "null"]}, "9" * 15, "whole"),
+        ({"type": ["integer", "null"]}, "9" * 16, "no"),
+    ],
+)
+def test_numbers_are_finite(guides: Guides, schema: dict, text: str, verdict: str) -> None:
+    assert reads(guides, guide.json_schema(schema), text) == verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "barred"),
+    [
+        ([], ["e400", ",1e400"]),
+        (["1"], ["e400", ",1e400"]),
+        (["1e"], ["400", "+400", "e400", ",1e400"]),
+        (["[", "1e", "4"], ["40", "400", "+400", "e400", ",1e400"]),
+        (["[", "1", "e", "40"], ["1", "4", "40", "400", "+400", "1e", "e400", ",1e400"]),
+        (["[", "400"], ["e400", ",1e400"]),
+        (["[", '"', "1e", "40"], []),
+        (["word ", "1e", "40"], []),
+        (["word "], []),
+    ],
+)
+def test_exponents_are_held_short_in_longer_tokens_too(before: list[str], barred: list[str]) -> None:
+    pieces = ["1", "4", "40", "400", "+400", "1e", "e", "e400", ",1e400", "[", '"', '"e400', "word "]
+    endless = Endless(TokenTable([piece.encode() for piece in pieces], frozenset(), frozenset()), len(pieces))
+    tokens = [pieces.index(piece) for piece in before]
+    masks = endless.barred(tokens, reduce(endless.after, tokens, START))
+    assert [piece for i, piece in enumerate(pieces) if any(mask[i] for mask in masks)] == barred
 
 
 def nodes(count: int) -> str:
@@ -368,6 +450,8 @@ def test_a_character_that_the_model_has_no_token_for_is_an_error() -> None:
         (partial(guide.choice, []), "choice"),
         (partial(guide.choice, ["a", ""]), "choice[1]"),
         (partial(guide.choice, ["a" * 70_000]), "choice"),
+        (partial(guide.choice, ["a", "b\ud800"]), "choice[1]"),
+        (partial(guide.regex, "[\ud800]"), "regex"),
         (partial(guide.regex, ""), "regex"),
         (partial(guide.regex, "a" * 70_000), "regex"),
         (partial(guide.regex, "("), "regex"),

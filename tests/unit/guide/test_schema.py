@@ -43,6 +43,8 @@ def test_properties_keep_their_order() -> None:
 def test_integers_without_bounds_are_held_within_what_is_exact() -> None:
     assert checked({"type": "integer"}) == {"type": "integer", "minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
     assert checked({"type": "integer", "exclusiveMinimum": 3, "maximum": 5}) == {"type": "integer", "exclusiveMinimum": 3, "maximum": 5}
+    assert checked({"type": ["null", "integer"], "maximum": 5}) == {"type": ["null", "integer"], "minimum": -MAX_INTEGER, "maximum": 5}
+    assert checked({"type": ["integer", "number"]}) == {"type": ["integer", "number"]}
     assert checked({"type": "integer", "enum": [1]}) == {"type": "integer", "enum": [1]}
 
 

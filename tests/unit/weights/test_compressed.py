@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 from toy_folder import write_toy_folder
 
 from pitstop.errors import WeightsError
+from pitstop.models.weights.compressed import Quantisation, join
+from pitstop.models.weights.shards import file_entries
 from pitstop.models.weights.source import open_model
 from pitstop.models.weights.tensor import RawTensor
 
@@ -115,6 +117,27 @@ def test_int8_without_packing(tmp_path: Path) -> None:
         read(folder)
 
 
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_a_scale_for_all(tmp_path: Path, shape: list[int]) -> None:
+    """In bfloat16, which numpy does not have."""
+    header = {
+        "a.weight": {"dtype": "I8", "shape": [2, 32], "data_offsets": [0, 64]},
+        "a.weight_scale": {"dtype": "BF16", "shape": shape, "data_offsets": [64, 66]},
+    }
+    head = json.dumps(header).encode()
+    (path := tmp_path / "a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(range(64)) + b"\x00\x3f")
+    tensor = join(file_entries(path), Quantisation(frozenset({8}), False))["a.weight"].map("a.weight")
+    assert np.array_equal(tensor.dequantize(), np.arange(64, dtype=np.float32).reshape(2, 32) / 2)
+
+
+def test_zero_points_for_all(tmp_path: Path) -> None:
+    parts, _ = integers(4, 1)
+    values = read(write(tmp_path / "plain", parts | {"_scale": np.ones(1, np.float16)}, config())).dequantize()
+    for zeros in (np.array([[-5]], np.int8), np.array([[3]], np.int32)):
+        more = {"_scale": np.ones(1, np.float16), "_zero_point": zeros}
+        assert np.array_equal(read(write(tmp_path / "toy", parts | more, config())).dequantize(), values + 5)
+
+
 GROUP = config()["config_groups"]["group_0"]
 
 
@@ -160,8 +183,15 @@ def test_schemes_that_are_refused_by_name(tmp_path: Path, stated: dict[str, Any]
         ({"_g_idx": np.zeros(96, np.int32)}, "weight_g_idx: groups that are scattered over the inputs"),
         ({"_shape": np.array([64, 48], np.int64)}, "has shape [64, 12], which holds no [64, 48] of [4] bits"),
         ({"_scale": np.ones((64, 5), np.float16)}, "weight_scale: has shape [64, 5], which does not fit a weight of [64, 96]"),
+        ({"_scale": np.ones((64, 0), np.float16)}, "is no sound model folder (ZeroDivisionError"),
         ({"_scale": np.ones((64, 3), np.int32)}, "weight_scale: is stored as I32"),
         ({"_packed": np.ones((64, 12), np.float32)}, "weight: is stored as F32, not as one of I8, I32, I64"),
+        ({"_packed": np.array(3, np.int32)}, "weight: has shape [], which holds no [64, 96]"),
+        ({"_shape": np.array(64, np.int64)}, "which holds no [64] of"),
+        ({"_zero_point": np.zeros((3, 3), np.int32)}, "weight_zero_point: has shape [3, 3], which fits no scales [64, 3]"),
+        ({"_zero_point": np.zeros((3, 8), np.int32)}, "weight_zero_point: has shape [3, 8], which fits no scales [64, 3]"),
+        ({"_zero_point": np.zeros((3, 64), np.int8)}, "weight_zero_point: has shape [3, 64], which fits no scales [64, 3]"),
+        ({"_zero_point": np.zeros((1, 3), np.int8)}, "weight_zero_point: has shape [1, 3], which fits no scales [64, 3]"),
         ({"_scales": np.ones((64, 3), np.float16)}, "weight_scales: no part of a llama decoder"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -16,10 +16,11 @@ from toy_folder import write_toy_folder
 from pitstop.errors import ConfigError, WeightsError
 from pitstop.models.families import by_model_type
 from pitstop.models.families.gemma2 import FAMILY as GEMMA2
+from pitstop.models.families.grok2 import PUBLISHED as GROK2
 from pitstop.models.keys import Keys
 from pitstop.models.rope import Rope
 from pitstop.models.weights import fetch
-from pitstop.models.weights.folder import HARMLESS, NEUTRAL
+from pitstop.models.weights.folder import HARMLESS, NEUTRAL, read_config
 from pitstop.models.weights.source import open_model
 from pitstop.text.tokenizer import Tokenizer, end_tokens
 
@@ -100,6 +101,65 @@ def test_names_of_tensors() -> None:
     assert GEMMA2.hugging_face("token_embd.weight") == "model.embed_tokens.weight"
 
 
+def test_a_family_that_the_architectures_name(tmp_path: Path) -> None:
+    """Grok-2's release states no model_type."""
+    (tmp_path / "config.json").write_text(json.dumps(GROK2))
+    _, family, config, _ = read_config(tmp_path)
+    assert config.architecture == family.name == "grok2"
+    assert by_model_type(config.architecture) is family
+
+
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
+MIXTRAL = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers = 10001 is more than 10000"),
+        (QWEN | {"num_hidden_layers": 10_001}, "num_hidden_layers = 10001 is more than 10000"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers = 2147483648 is more than 10000"),
+        (MIXTRAL | {"num_local_experts": 50_001}, "num_local_experts = 50001 is more than 50000"),  # of two layers
+        ({"vocab_size": 10_000_001}, "vocab_size = 10000001 is more than 10000000"),
+        ({"hidden_size": 2**31}, "hidden_size = 2147483648 is more than 2147483647"),
+        (MIXTRAL | {"num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok = 3 is more than the 2 experts of a layer"),
+        ({"num_attention_heads": 128}, "a head size of 0"),
+        (QWEN | {"max_window_layers": "x"}, "does not describe a model soundly (TypeError"),
+        (QWEN | {"layer_types": [["a"], ["b"]]}, "layer_types = [['a'], ['b']] is not a list of"),
+        ({"architectures": 5}, "does not describe a model soundly (TypeError"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1] * 8, "long_factor": [1] * 8, "original_max_position_embeddings": 1}},
+            "does not describe a model soundly (ZeroDivisionError",
+        ),
+    ],
+    ids=str,
+)
+def test_damaged_configs(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    error = str(refused(write_toy_folder(tmp_path / "toy", **changes)))
+    assert "config.json: " in error
+    assert message in error
+
+
+def test_a_damaged_config_of_grok_1(tmp_path: Path) -> None:
+    (tmp_path / "tensor00000_000").touch()
+    scaling = {"type": "longrope", "short_factor": [1] * 64, "long_factor": [1] * 64, "original_max_position_embeddings": 1}
+    error = refused(rewritten(tmp_path, "config.json", rope_scaling=scaling))
+    assert "is no sound checkpoint (ZeroDivisionError" in str(error)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"])
+def test_json_that_is_nested_deeply(folder: Path, file: str) -> None:
+    (folder / file).write_text('{"a":' + "[" * 10**5 + "]" * 10**5 + "}")
+    assert f"{file}: is not JSON" in str(refused(folder))
+
+
+def test_damaged_chat_templates(folder: Path) -> None:
+    rewritten(folder, "tokenizer_config.json", chat_template=["old"])
+    assert "does not hold a sound tokenizer (AttributeError" in str(refused(folder))
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    assert "does not hold a sound tokenizer (UnicodeDecodeError" in str(refused(folder))
+
+
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_missing_files(folder: Path, file: str) -> None:
     (folder / file).unlink()
@@ -131,7 +191,7 @@ def test_broken_headers(folder: Path) -> None:
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     size = int.from_bytes(whole[:8], "little")
-    for header in (b"not json", b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}'):
+    for header in (b"not json", b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}', b"[" * size):
         path.write_bytes(whole[:8] + header.ljust(size) + whole[8 + size :])
         assert "not a sound safetensors file" in str(refused(folder))
 

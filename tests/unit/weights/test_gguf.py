@@ -16,24 +16,38 @@ from pitstop.models.config import ModelConfig
 from pitstop.models.rope import Divided, Linear, Rope, Yarn, yarn_attention
 from pitstop.models.weights.gguf import open_gguf
 from pitstop.models.weights.tensor import KINDS
+from pitstop.text.tokenizer import Tokenizer
+
+
+def read_all(path: Path) -> None:
+    file = open_gguf(path)
+    file.vocabulary()
+    file.embedding()
 
 
 def refused(path: Path) -> WeightsError:
     """The error that opening the file and reading all that a model needs ends in: one line that begins with the file's name."""
     with pytest.raises(WeightsError) as caught:
-        open_gguf(path).vocabulary()
+        read_all(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
     return caught.value
 
 
-def toy_with(path: Path, **keys: str | int | float) -> Path:
+def toy_with(path: Path, **keys: str | int | float | list) -> Path:
     """The toy model with more keys under "llama."; a dot is written as two underscores."""
+    return toy_stating(path, {"llama." + key.replace("__", "."): value for key, value in keys.items()})
+
+
+def toy_stating(path: Path, keys: dict[str, str | int | float | list | None]) -> Path:
+    """The toy model with these keys, or without those that are None."""
     writer = GGUFWriter(path, "llama")
     toy_gguf.add_keys(writer)
-    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in keys.items():
-        add[type(value)]("llama." + key.replace("__", "."), value)
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            add[type(value)](key, value)
     for name, values in toy_gguf.tensors():
         toy_gguf.add_tensor(writer, name, values, "F32")
     toy_gguf.finish(writer)
@@ -70,6 +84,36 @@ def test_vocabulary(tmp_path: Path) -> None:
     assert vocabulary.merges == []
     assert (vocabulary.bos, vocabulary.eos, vocabulary.add_bos) == (1, 2, False)
     assert vocabulary.chat_template == toy_gguf.CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("pre", "begins"), [("llama-bpe", True), ("llama3", True), ("llama-v3", True), ("smollm", False), ("qwen2", False)]
+)
+def test_the_first_token_where_the_file_does_not_say(tmp_path: Path, pre: str, begins: bool) -> None:
+    vocabulary = open_gguf(
+        toy_stating(tmp_path / "toy.gguf", {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": None})
+    ).vocabulary()
+    assert vocabulary.add_bos == begins
+    assert (Tokenizer(vocabulary).encode_prompt("a")[0] == vocabulary.bos) == begins
+    assert not open_gguf(toy_stating(tmp_path / "stated.gguf", {"tokenizer.ggml.pre": pre})).vocabulary().add_bos
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"llama.block_count": 21}, "llama.block_count = 21 is more than 20"),  # tensors of the file
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": "4", "llama.rope.scaling.attn_factor": 1.0}, "TypeError"),
+        ({"llama.pooling_type": [1]}, "llama.pooling_type is not a int"),
+        ({"tokenizer.chat_template": 5}, "tokenizer.chat_template is not a str"),
+        ({"tokenizer.ggml.tokens": [1] * 259}, "tokenizer.ggml.tokens is not a list of str"),
+        ({"tokenizer.ggml.merges": [1]}, "tokenizer.ggml.merges is not a list of str"),
+        ({"tokenizer.ggml.token_type": ["a"] * 259}, "tokenizer.ggml.token_type is not a list of int"),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": ["a"] * 259}, "tokenizer.ggml.scores is not a list of float"),
+    ],
+    ids=str,
+)
+def test_damaged_keys(tmp_path: Path, keys: dict, message: str) -> None:
+    assert message in str(refused(toy_stating(tmp_path / "toy.gguf", keys)))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in K_KINDS])

@@ -191,6 +191,26 @@ STATES = {
 }
 
 
+def doubled(times: int) -> bytes:
+    """A tuple that holds a tuple twice, which holds another twice, and so on."""
+    return text("a") * 2 + b"\x86\x94" + b"".join(b"h" + bytes([i]) + b"\x86\x94" for i in range(times))
+
+
+FEW_BYTES_MUCH_TIME = {
+    "a key": b"\x80\x04}" + doubled(20) + b"Ns.",
+    "keys": b"\x80\x04}(" + doubled(20) + b"Nu.",
+    "the name of a type": b"\x80\x04" + glob("numpy", "dtype") + doubled(20)[:-1] + b"\x85R.",
+    "wide ones": b"\x80\x04}" + b")\x94" + b"".join(b"(" + b"h" + bytes([i]) + b"t\x94" for i in range(60)) + b"Ns.",
+}
+"""Of tuples that hold each other: each level more takes a few bytes and twice the time."""
+
+
+@pytest.mark.parametrize("what", FEW_BYTES_MUCH_TIME)
+def test_tuples_that_hold_much_are_not_looked_at(tmp_path, what):
+    with pytest.raises(WeightsError, match="a tuple of more than 50 parts"):
+        read(tmp_path, FEW_BYTES_MUCH_TIME[what])
+
+
 @pytest.mark.parametrize("what", STATES)
 def test_anything_else_is_refused_in_a_line(tmp_path, what):
     with pytest.raises(WeightsError) as caught:

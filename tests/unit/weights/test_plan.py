@@ -34,6 +34,7 @@ def test_grok_1_by_the_figures_on_record() -> None:
 def test_grok_2_by_the_figures_on_record() -> None:
     """18 kinds of tensors, three of them in eight files: 39 files of 539 GB."""
     found = plan("xai-org/grok-2")
+    assert found.config.architecture == "grok2"  # though the release states no model_type
     assert found.nbytes == 539_030_994_944
     files = {tensor.file for tensor in found.tensors}
     assert len(files) == 18

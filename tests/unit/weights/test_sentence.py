@@ -106,9 +106,24 @@ def test_other_modules_are_refused(tmp_path: Path, kinds: list[str]) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(WeightsError, match=f"asks for {', '.join(kinds)}"):
         read_embedding(tmp_path, {})
-    (tmp_path / "modules.json").write_text("{}")
+    (tmp_path / "modules.json").write_text("[]")
     with pytest.raises(WeightsError, match="asks for"):
         read_embedding(tmp_path, {})
+
+
+@pytest.mark.parametrize("modules", ["{}", "[3]", "[" * 10**5, '[{"idx": 0, "type": "Transformer"}]', "no"])
+def test_damaged_modules(tmp_path: Path, modules: str) -> None:
+    write_modules(write_bert(tmp_path), "mean", True, 16)
+    (tmp_path / "modules.json").write_text(modules)
+    with pytest.raises(WeightsError, match=r"modules\.json: is n"):
+        open_folder(tmp_path).embedding()
+
+
+def test_a_damaged_path_of_a_module(tmp_path: Path) -> None:
+    kinds = ("Transformer", "Pooling")
+    (write_bert(tmp_path) / "modules.json").write_text(json.dumps([{"idx": i, "type": kind, "path": i} for i, kind in enumerate(kinds)]))
+    with pytest.raises(WeightsError, match=f"^{tmp_path}: does not say soundly"):
+        open_folder(tmp_path).embedding()
 
 
 def test_the_context_is_what_the_model_was_made_for(tmp_path: Path) -> None:

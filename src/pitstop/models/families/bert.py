@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pitstop.models.encoder_config import EncoderConfig
-from pitstop.models.families.family import ACTIVATIONS, Family
+from pitstop.models.families.family import ACTIVATIONS, Family, count_layers, count_tokens
 from pitstop.models.keys import Keys
 
 OUTSIDE = {
@@ -54,11 +54,11 @@ def encoder(keys: Keys, first_position: int) -> EncoderConfig:
     activations = {name: kind for name, kind in ACTIVATIONS.items() if kind != "silu"} | {"gelu_new": "gelu_tanh"}
     return EncoderConfig(
         architecture=keys.get("model_type"),
-        layers=keys.integer("num_hidden_layers"),
+        layers=count_layers(keys),
         width=width,
         heads=heads,
         ffn=keys.integer("intermediate_size"),
-        vocab_size=keys.integer("vocab_size"),
+        vocab_size=count_tokens(keys),
         context=positions - first_position,
         positions=positions,
         first_position=first_position,

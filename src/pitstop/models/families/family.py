@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pitstop.models.config import Activation, ModelConfig
@@ -41,6 +41,9 @@ BLOCK = {
 
 {} stands for the number of an expert, which comes last in the names on our side: "blk.N.ffn_gate_exps.E"."""
 
+_MOST_LAYERS, _MOST_EXPERTS, _MOST_TOKENS = 10_000, 100_000, 10_000_000
+"""Of a model: far more than any has, and few enough that a damaged count takes little memory, where every one is spelled out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -69,6 +72,10 @@ class Family:
     prefix: str = ""  # before every name where the checkpoint is of a model around this one
     unused: tuple[str, ...] = ()  # beginnings of the names of tensors that stand beside the model and that it never reads
 
+    def config(self, keys: Keys) -> ModelConfig | EncoderConfig:
+        """What the keys come to, under the family's name, whatever `model_type` they state."""
+        return replace(self.read(keys), architecture=self.name)
+
     def hugging_face(self, name: str) -> str:
         """A tensor's name in Hugging Face's checkpoints, from GGUF's ("blk.3.attn_q.weight")."""
         stem, _, ending = name.rpartition(".")
@@ -85,13 +92,16 @@ def dense(keys: Keys, *, head_dim: int = 0, rope: Rope | None = None, **differen
     head_dim: where the keys state none; 0: width / heads. rope: None for what the keys state in the common way.
     Raises WeightsError for sizes that do not fit together.
     """
-    layers, width, heads = keys.integer("num_hidden_layers"), keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    layers, width, heads = count_layers(keys), keys.integer("hidden_size"), keys.integer("num_attention_heads")
     kv_heads = keys.integer("num_key_value_heads", heads)
     head_dim = keys.integer("head_dim", head_dim or width // heads)
     if heads % kv_heads:
         raise keys.refuse("num_attention_heads", f"heads do not divide among {kv_heads} key-value heads")
-    if head_dim % 2:
-        raise keys.refuse("head_dim", f": a head size of {head_dim} is odd, and rotary embedding needs pairs")
+    if head_dim < 2 or head_dim % 2:
+        raise keys.refuse("head_dim", f": a head size of {head_dim}, and rotary embedding needs pairs")
+    moe = differences.get("moe")
+    if moe and moe.top_k > moe.experts:
+        raise keys.refuse("num_experts_per_tok", f"is more than the {moe.experts} experts of a layer")
     rope = rope or read_rope(keys, head_dim, keys.number("rope_theta", 10000.0))
     common = {
         "architecture": keys.get("model_type"),
@@ -101,7 +111,7 @@ def dense(keys: Keys, *, head_dim: int = 0, rope: Rope | None = None, **differen
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "ffn": keys.integer("intermediate_size"),
-        "vocab_size": keys.integer("vocab_size"),
+        "vocab_size": count_tokens(keys),
         "norm_eps": keys.number("rms_norm_eps", 1e-6),
         "context": rope.longest(keys.integer("max_position_embeddings")),
         "rope": rope,
@@ -114,19 +124,30 @@ def dense(keys: Keys, *, head_dim: int = 0, rope: Rope | None = None, **differen
     return ModelConfig(**(common | differences))
 
 
+def count_layers(keys: Keys) -> int:
+    return keys.integer("num_hidden_layers", most=_MOST_LAYERS)
+
+
+def count_tokens(keys: Keys) -> int:
+    """Of the vocabulary."""
+    return keys.integer("vocab_size", most=_MOST_TOKENS)
+
+
 def count_experts(keys: Keys, default: int) -> int:
     """Of a layer, by either of the two names that configs have for it."""
-    count = keys.integer("num_local_experts", keys.integer("num_experts", default))
+    most = _MOST_EXPERTS // count_layers(keys)
+    count = keys.integer("num_local_experts", keys.integer("num_experts", default, most), most)
     if keys.integer("num_experts", count) != count:
         raise keys.refuse("num_experts", f"differs from num_local_experts = {count}; keep one of them")
     return count
 
 
-def windows(keys: Keys, local: Callable[[int], bool], size: int) -> tuple[int, ...]:
+def windows(keys: Keys, size: int, local: Callable[[int], bool] = lambda layer: True) -> tuple[int, ...]:
     """Each layer's window: by `layer_types` where the keys have them, else `size` where `local(layer)` says so. size 0: there is none."""
-    layers = keys.integer("num_hidden_layers")
-    types = keys.get("layer_types", ["sliding_attention" if local(layer) else "full_attention" for layer in range(layers)])
-    if not isinstance(types, list) or len(types) != layers or not set(types) <= {"sliding_attention", "full_attention"}:
+    layers = count_layers(keys)
+    kinds = ("full_attention", "sliding_attention")
+    types = keys.get("layer_types", [kinds[size > 0 and local(layer)] for layer in range(layers)])
+    if not isinstance(types, list) or len(types) != layers or not all(kind in kinds for kind in types):
         raise keys.refuse("layer_types", f"is not a list of sliding_attention and full_attention, one for each of {layers} layers")
     if "sliding_attention" not in types:
         return ()

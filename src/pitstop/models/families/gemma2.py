@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pitstop.models.config import ModelConfig
-from pitstop.models.families.family import ACTIVATIONS, BLOCK, Family, dense, windows
+from pitstop.models.families.family import ACTIVATIONS, BLOCK, Family, count_layers, dense, windows
 from pitstop.models.keys import Keys
 
 GEMMA_BLOCK = BLOCK | {
@@ -26,7 +26,7 @@ _LARGEST = 46
 def gemma(keys: Keys, largest: int) -> dict[str, Any]:
     """What Gemma 2 and 3 have in common. largest: layers of the model whose attention is scaled by its width where the keys do not say."""
     width, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    by_width = keys.integer("num_hidden_layers") == largest
+    by_width = count_layers(keys) == largest
     scalar = keys.number("query_pre_attn_scalar", width / heads if by_width else keys.integer("head_dim", HEAD_DIM))
     biased = keys.flag("attention_bias")
     keys.get("hidden_act")  # some configs state an older name beside the one that counts
@@ -51,7 +51,7 @@ def read(keys: Keys) -> ModelConfig:
     return dense(
         keys,
         **gemma(keys, _LARGEST),
-        windows=windows(keys, lambda layer: layer % 2 == 0, keys.integer("sliding_window", 4096)),
+        windows=windows(keys, keys.integer("sliding_window", 4096), lambda layer: layer % 2 == 0),
         attention_softcap=cap(keys, "attn_logit_softcapping", 50.0),
         logit_softcap=cap(keys, "final_logit_softcapping", 30.0),
     )

@@ -25,7 +25,7 @@ def read(keys: Keys) -> ModelConfig:
         rope=rope,
         local_rope=local,
         qk_norm=True,
-        windows=windows(keys, lambda layer: (layer + 1) % pattern > 0, keys.integer("sliding_window", 4096)),
+        windows=windows(keys, keys.integer("sliding_window", 4096), lambda layer: (layer + 1) % pattern > 0),
         logit_softcap=cap(keys, "final_logit_softcapping", 0.0),
     )
 

@@ -9,7 +9,7 @@ from pitstop.models.keys import Keys
 
 def read(keys: Keys) -> ModelConfig:
     window = 0 if keys.optional("sliding_window", 4096) is None else keys.integer("sliding_window", 4096)
-    return dense(keys, windows=windows(keys, lambda layer: window > 0, window))
+    return dense(keys, windows=windows(keys, window))
 
 
 FAMILY = Family("mistral", read)  # GGUF files call it llama, and have no window

@@ -21,7 +21,7 @@ def read(keys: Keys) -> ModelConfig:
         top_k=keys.integer("num_experts_per_tok", 2),
         ffn=keys.integer("intermediate_size"),
     )
-    return dense(keys, moe=moe, windows=windows(keys, lambda layer: size > 0, size))
+    return dense(keys, moe=moe, windows=windows(keys, size))
 
 
 FAMILY = Family("mixtral", read, gguf="llama", gguf_interleaved=True, gguf_experts=True, block=MIXTRAL_BLOCK)

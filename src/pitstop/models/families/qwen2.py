@@ -7,11 +7,16 @@ from pitstop.models.families.family import Family, dense, windows
 from pitstop.models.keys import Keys
 
 
+def window_size(keys: Keys) -> int:
+    """0 where windows are switched off, whatever the keys state about them."""
+    keys.get("sliding_window")
+    return keys.integer("sliding_window", 4096) if keys.flag("use_sliding_window") else 0
+
+
 def upper_windows(keys: Keys) -> tuple[int, ...]:
     """Of the layers from `max_window_layers` on."""
-    first, size = keys.get("max_window_layers", 28), keys.integer("sliding_window", 4096)
-    used = keys.flag("use_sliding_window")
-    return windows(keys, lambda layer: used and layer >= first, size if used else 0)
+    first = keys.get("max_window_layers", 28)
+    return windows(keys, window_size(keys), lambda layer: layer >= first)
 
 
 def read(keys: Keys) -> ModelConfig:

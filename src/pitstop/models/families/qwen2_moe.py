@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pitstop.models.config import ModelConfig, Moe
-from pitstop.models.families.family import Family, count_experts, dense, windows
+from pitstop.models.families.family import Family, count_experts, count_layers, dense, windows
+from pitstop.models.families.qwen2 import window_size
 from pitstop.models.keys import Keys
 
 
@@ -15,16 +16,10 @@ def sparse_layers(keys: Keys) -> tuple[int, ...]:
     step, dense_layers = keys.integer("decoder_sparse_step", 1), keys.get("mlp_only_layers", [])
     if not isinstance(dense_layers, list) or not all(isinstance(layer, int) for layer in dense_layers):
         raise keys.refuse("mlp_only_layers", "is not a list of layers")
-    layers = tuple(i for i in range(keys.integer("num_hidden_layers")) if (i + 1) % step == 0 and i not in dense_layers)
+    layers = tuple(i for i in range(count_layers(keys)) if (i + 1) % step == 0 and i not in dense_layers)
     if not layers:
         raise keys.refuse("mlp_only_layers", f"with decoder_sparse_step = {step} leaves no layer with experts")
     return layers
-
-
-def window_size(keys: Keys) -> int:
-    """0 where windows are switched off, whatever the keys state about them."""
-    keys.get("sliding_window")
-    return keys.integer("sliding_window", 4096) if keys.flag("use_sliding_window") else 0
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -39,7 +34,7 @@ def read(keys: Keys) -> ModelConfig:
         shared_gate=True,
     )
     # Transformers' rule, which is not Qwen 2's: every other layer below max_window_layers.
-    local = windows(keys, lambda layer: size > 0 and layer % 2 == 0 and layer < first, size)
+    local = windows(keys, size, lambda layer: layer % 2 == 0 and layer < first)
     return dense(keys, moe=moe, qkv_bias=keys.flag("qkv_bias", True), windows=local)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pitstop.models.config import ModelConfig, Moe
 from pitstop.models.families.family import Family, count_experts, dense, windows
-from pitstop.models.families.qwen2_moe import sparse_layers, window_size
+from pitstop.models.families.qwen2 import window_size
+from pitstop.models.families.qwen2_moe import sparse_layers
 from pitstop.models.keys import Keys
 
 
@@ -18,8 +19,7 @@ def read(keys: Keys) -> ModelConfig:
         renormalise=keys.flag("norm_topk_prob"),
         layers=sparse_layers(keys),
     )
-    local = windows(keys, lambda layer: size > 0, size)
-    return dense(keys, moe=moe, qk_norm=True, qkv_bias=biased, output_bias=biased, windows=local)
+    return dense(keys, moe=moe, qk_norm=True, qkv_bias=biased, output_bias=biased, windows=windows(keys, size))
 
 
 # GGUF files do not state norm_topk_prob; all released models renormalise.

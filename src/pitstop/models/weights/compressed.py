@@ -121,9 +121,10 @@ def join(entries: Mapping[str, Entry], quantisation: Quantisation) -> dict[str, 
 
 def _integers(name: str, values: Entry, parts: dict[str, Entry | None], quantisation: Quantisation) -> IntegerEntry:
     stated = parts.get("shape")
-    shape = values.shape if stated is None else tuple(int(size) for size in stated.integers(f"{name}_shape"))
-    bits = 8 if stated is None else values.shape[-1] * 32 // max(shape[-1], 1)
-    if len(shape) != 2 or values.shape[0] != shape[0] or bits not in quantisation.bits | ({8} if stated is None else set()):
+    shape = values.shape if stated is None else tuple(int(size) for size in stated.integers(f"{name}_shape").reshape(-1))
+    fits = len(shape) == len(values.shape) == 2 and values.shape[0] == shape[0]
+    bits = 0 if not fits else 8 if stated is None else values.shape[1] * 32 // max(shape[1], 1)
+    if bits not in quantisation.bits | ({8} if stated is None else set()):
         raise WeightsError(
             values.file, f"has shape {list(values.shape)}, which holds no {list(shape)} of {sorted(quantisation.bits)} bits", name
         )
@@ -131,7 +132,12 @@ def _integers(name: str, values: Entry, parts: dict[str, Entry | None], quantisa
     groups = 1 if math.prod(scale.shape) in (1, shape[0]) else scale.shape[-1]
     if math.prod(scale.shape) not in (1, shape[0] * groups) or shape[1] % groups:
         raise WeightsError(scale.file, f"has shape {list(scale.shape)}, which does not fit a weight of {list(shape)}", f"{name}_scale")
-    return IntegerEntry(values.file, shape, bits, groups, values, scale, parts["zero_point"])
+    entry = IntegerEntry(values.file, shape, bits, groups, values, scale, parts["zero_point"])
+    if zero := entry.zero:
+        rows = entry.scaled if zero.kind == "I8" else math.ceil(entry.scaled * bits / 32)
+        if math.prod(zero.shape) != rows * groups or (groups > 1 and zero.shape[-1] != groups):
+            raise WeightsError(zero.file, f"has shape {list(zero.shape)}, which fits no scales {list(scale.shape)}", f"{name}_zero_point")
+    return entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,11 @@ class IntegerEntry:
     @property
     def stored(self) -> str:
         return f"INT{self.bits} by {'rows' if self.groups == 1 else self.shape[1] // self.groups}"
+
+    @property
+    def scaled(self) -> int:
+        """Rows that have a scale of their own: all, or one for all."""
+        return math.prod(self.scale.shape) // self.groups
 
     def map(self, name: str) -> RawTensor:
         """In a form that the kernels have: 4 bits as Q4_1, or Q4_F where fp16 cannot hold scale or minimum; 8 bits as I8, or in groups as
@@ -185,11 +196,11 @@ class IntegerEntry:
         out, middle = self.shape[0], 0 if self.values.kind == "I8" else 1 << (self.bits - 1)
         if self.zero is None:
             return np.full((out, self.groups), middle, np.float32)
-        stored = self.zero.integers(name)
+        stored = self.zero.integers(name).reshape(-1, self.groups)
         if stored.dtype == np.int8:
-            zeros = stored.reshape(-1, self.groups).astype(np.float32) + middle
+            zeros = stored.astype(np.float32) + middle
         else:
-            zeros = _unpack(np.ascontiguousarray(stored.T), self.bits)[:, :out].T.astype(np.float32)
+            zeros = _unpack(np.ascontiguousarray(stored.T), self.bits)[:, : self.scaled].T.astype(np.float32)
         if self.bits == 8 and (zeros != middle).any():
             raise WeightsError(self.zero.file, "zero points of 8 bits are not honoured", name)
         return np.broadcast_to(zeros, (out, self.groups))

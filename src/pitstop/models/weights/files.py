@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,28 @@ TENSOR_PARALLEL = re.compile(r".+-TP-(\d{3}|common)\.safetensors")
 """Files of a folder made for tensor parallelism, and the rank of each."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file at `path`. Raises WeightsError when it is missing, cannot be read, or is something else."""
+@contextmanager
+def reading(path: Path, otherwise: str) -> Iterator[None]:
+    """Around the reading of a file or folder: whatever fails there because it holds something unexpected becomes a WeightsError.
+
+    otherwise: what the error says of `path`.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise WeightsError(path, f"{otherwise} ({type(error).__name__}: {error})") from error
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object, or list, in the file at `path`. Raises WeightsError when it is missing, cannot be read, or is something else."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise WeightsError(path, f"cannot be read: {error.strerror}; fetch the folder again") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(path, f"is not JSON ({error}); fetch the folder again") from error
-    if not isinstance(value, dict):
-        raise WeightsError(path, "is no JSON object")
+    if not isinstance(value, kind):
+        raise WeightsError(path, f"is no JSON {'object' if kind is dict else 'list'}")
     return value
 
 

@@ -17,7 +17,7 @@ from pitstop.models.families import FAMILIES, by_model_type
 from pitstop.models.families.family import Family
 from pitstop.models.keys import Keys
 from pitstop.models.weights.compressed import IntegerEntry, Quantisation, join, read_quantisation
-from pitstop.models.weights.files import read_json
+from pitstop.models.weights.files import read_json, reading
 from pitstop.models.weights.sentence import MODULES, longest_text, read_embedding
 from pitstop.models.weights.shards import Entry, read_entries
 from pitstop.models.weights.tensor import RawTensor, stored_note
@@ -125,11 +125,13 @@ class ModelFolder:
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
         embeds = isinstance(self.config, EncoderConfig) or (self.path / MODULES).is_file()
-        return read_vocabulary(self.path, self._stated, self.config.vocab_size, embeds)
+        with reading(self.path, "does not hold a sound tokenizer"):
+            return read_vocabulary(self.path, self._stated, self.config.vocab_size, embeds)
 
     def embedding(self) -> Embedding | None:
         """How the model embeds, where the folder says so. Raises WeightsError for what we do not honour."""
-        return read_embedding(self.path, self._stated)
+        with reading(self.path, "does not say soundly how the model embeds"):
+            return read_embedding(self.path, self._stated)
 
     def notes(self) -> list[str]:
         """How the matrices are stored, and what the checkpoint asks for that is done otherwise."""
@@ -174,16 +176,18 @@ def open_folder(path: str | os.PathLike[str]) -> ModelFolder:
 
     Raises WeightsError, one line naming the file and, where there is one, the tensor.
     """
-    return ModelFolder(Path(path))
+    with reading(Path(path), "is no sound model folder"):
+        return ModelFolder(Path(path))
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], Family, ModelConfig | EncoderConfig, Quantisation | None]:
     """What the folder's config.json states, and what that means. Raises WeightsError for a key that nobody honours."""
     file = path / "config.json"
     stated = read_json(file)
-    family, keys = _family(file, stated), Keys(file, stated)
-    config, quantisation = family.read(keys), read_quantisation(keys)
-    keys.refuse_unread(HARMLESS, NEUTRAL)
+    with reading(file, "does not describe a model soundly"):
+        family, keys = _family(file, stated), Keys(file, stated)
+        config, quantisation = family.config(keys), read_quantisation(keys)
+        keys.refuse_unread(HARMLESS, NEUTRAL)
     if isinstance(config, EncoderConfig):
         config = replace(config, context=longest_text(path, config.context))
     return stated, family, config, quantisation

@@ -14,8 +14,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
 from pitstop.models.embedding import Embedding
+from pitstop.models.weights.files import reading
 from pitstop.models.weights.gguf_keys import EXPERT, ROPE_DIVISORS, read_config
 from pitstop.models.weights.tensor import KINDS, RawTensor, stored_note
+from pitstop.text.tokenizer import begins_with_bos
 from pitstop.text.vocabulary import Vocabulary
 from pitstop.types import Pooling
 
@@ -63,32 +65,32 @@ class ModelFile:
 
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's data. Raises WeightsError when a part is missing or inconsistent."""
-        tokens = self._tokenizer("tokens", list)
-        types = self._tokenizer("token_type", list, [1] * len(tokens))
+        tokens = self._listed("tokens", str)
+        types = self._listed("token_type", int, [1] * len(tokens))
         if not len(tokens) == len(types) == self.config.vocab_size:
             raise WeightsError(self.path, f"{len(tokens)} tokens, {len(types)} token types, but a vocabulary of {self.config.vocab_size}")
         if self._tokenizer("add_eos_token", bool, False):
             raise WeightsError(self.path, "tokenizer.ggml.add_eos_token is not honoured; choose a model without it")
-        model = self._tokenizer("model", str)
+        model, pre = self._tokenizer("model", str), self._tokenizer("pre", str, "default")
         spaced = model == "llama"  # SentencePiece, whose texts begin with bos and a space unless the file says otherwise
         return Vocabulary(
             model=model,
-            pre=self._tokenizer("pre", str, "default"),
+            pre=pre,
             tokens=tokens,
             types=types,
-            merges=self._tokenizer("merges", list, []),
+            merges=self._listed("merges", str, []),
             bos=self._token_id("bos_token_id"),
             eos=self._token_id("eos_token_id"),
-            add_bos=self._tokenizer("add_bos_token", bool, spaced),
-            chat_template=self._keys.get("tokenizer.chat_template"),
-            scores=self._tokenizer("scores", list, []) if spaced else [],
+            add_bos=self._tokenizer("add_bos_token", bool, spaced or begins_with_bos(pre)),
+            chat_template=self._stated("tokenizer.chat_template", str, "") or None,
+            scores=self._listed("scores", float, []) if spaced else [],
             add_space=spaced and self._tokenizer("add_space_prefix", bool, True),
         )
 
     def embedding(self) -> Embedding | None:
         """As the file's pooling_type says. Raises WeightsError for one that we do not have."""
         name = f"{self._keys['general.architecture']}.pooling_type"
-        kind = self._keys.get(name, 0)
+        kind = self._stated(name, int, 0)
         if kind not in POOLING:
             raise WeightsError(self.path, f"{name} = {kind} is not honoured; we have {', '.join(map(str, POOLING))}")
         pooling = POOLING[kind]
@@ -105,12 +107,22 @@ class ModelFile:
     def _rope_divisors(self) -> np.ndarray:
         return self.tensor(ROPE_DIVISORS, self._shapes[ROPE_DIVISORS]).dequantize()
 
-    def _tokenizer(self, key: str, kind: type, default: Any = None) -> Any:
-        value = self._keys.get(f"tokenizer.ggml.{key}", default)
+    def _stated(self, key: str, kind: type, default: Any = None) -> Any:
+        value = self._keys.get(key, default)
         if not isinstance(value, kind):
             state = "is missing" if value is None else f"is not a {kind.__name__}"
-            raise WeightsError(self.path, f"tokenizer.ggml.{key} {state}")
+            raise WeightsError(self.path, f"{key} {state}")
         return value
+
+    def _tokenizer(self, key: str, kind: type, default: Any = None) -> Any:
+        return self._stated(f"tokenizer.ggml.{key}", kind, default)
+
+    def _listed(self, key: str, kind: type, default: list[Any] | None = None) -> list[Any]:
+        """A list of the tokenizer's, with nothing in it but `kind`."""
+        values = self._tokenizer(key, list, default)
+        if not set(map(type, values)) <= {kind}:
+            raise WeightsError(self.path, f"tokenizer.ggml.{key} is not a list of {kind.__name__}")
+        return values
 
     def _token_id(self, key: str) -> int | None:
         if f"tokenizer.ggml.{key}" not in self._keys:
@@ -137,11 +149,10 @@ def open_gguf(path: str | os.PathLike[str]) -> ModelFile:
     if magic != b"GGUF":
         raise WeightsError(path, "not a GGUF file")
     try:
-        return ModelFile(path, _Reader(path))
+        with reading(path, "not a sound GGUF file"):
+            return ModelFile(path, _Reader(path))
     except EOFError as error:
         raise WeightsError(path, f"{_TRUNCATED} ({error})") from error
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise WeightsError(path, f"not a sound GGUF file: {error}") from error
 
 
 class _Reader(GGUFReader):

@@ -71,10 +71,9 @@ def read_config(
         known = ", ".join(dict.fromkeys(family.gguf for family in FAMILIES if family.gguf))
         raise WeightsError(path, f"architecture {name!r} is unknown; we run: {known}")
     own = {key.removeprefix(f"{name}."): value for key, value in stated.items() if key.startswith(f"{name}.")}
-    keys = Keys(
-        path, {**family.gguf_keys, **_translated(own, shapes), "model_type": family.name}, lambda key: f"{name}.{_GGUF_NAMES.get(key, key)}"
-    )
-    config = replace(family.read(keys), rope_interleaved=family.gguf_interleaved)
+    keys = Keys(path, {**family.gguf_keys, **_translated(own, shapes)}, lambda key: f"{name}.{_GGUF_NAMES.get(key, key)}")
+    keys.integer("num_hidden_layers", most=len(shapes))
+    config = replace(family.config(keys), rope_interleaved=family.gguf_interleaved)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, config.head_dim) != config.head_dim:
             raise keys.refuse(key, f"differs from the head size {config.head_dim}, which is not honoured yet")

@@ -14,7 +14,7 @@ from pitstop.errors import WeightsError
 from pitstop.models.config import ModelConfig
 from pitstop.models.families import grok1
 from pitstop.models.keys import Keys
-from pitstop.models.weights.files import CHECKPOINT, TOKENIZER_MODEL, TOKENIZERS, read_json_if_there
+from pitstop.models.weights.files import CHECKPOINT, TOKENIZER_MODEL, TOKENIZERS, read_json_if_there, reading
 from pitstop.models.weights.folder import HARMLESS, NEUTRAL
 from pitstop.models.weights.pickles import QuantizedWeight8bit, read_pickle
 from pitstop.models.weights.tensor import RawTensor, stored_note
@@ -95,7 +95,7 @@ class Grok1Checkpoint:
         self.path = path
         self._stated = read_json_if_there(path / "config.json")
         keys = Keys(path / "config.json", grok1.PUBLISHED | self._stated)
-        self.config: ModelConfig = grok1.read(keys)
+        self.config: ModelConfig = grok1.FAMILY.config(keys)
         keys.refuse_unread(HARMLESS, NEUTRAL)
         self._folder = path / CHECKPOINT if (path / CHECKPOINT).is_dir() else path
         self.leaves = leaves(self.config)
@@ -126,7 +126,8 @@ class Grok1Checkpoint:
         """The tokenizer's data, from the release's tokenizer.model, or from a tokenizer.json beside it."""
         if not any((self.path / name).exists() for name in TOKENIZERS):
             raise WeightsError(self.path, f"holds no {TOKENIZER_MODEL}; the release has it beside its code: add it")
-        return read_vocabulary(self.path, grok1.PUBLISHED | self._stated, self.config.vocab_size)
+        with reading(self.path, "does not hold a sound tokenizer"):
+            return read_vocabulary(self.path, grok1.PUBLISHED | self._stated, self.config.vocab_size)
 
     def embedding(self) -> None:
         """It generates."""
@@ -161,7 +162,8 @@ def open_grok1(path: Path) -> Grok1Checkpoint:
 
     Raises WeightsError, one line naming the file and, where there is one, the leaf.
     """
-    return Grok1Checkpoint(path)
+    with reading(path, "is no sound checkpoint"):
+        return Grok1Checkpoint(path)
 
 
 def _matrix(path: str, shape: tuple[int, ...], weight: np.ndarray, scales: np.ndarray) -> RawTensor:

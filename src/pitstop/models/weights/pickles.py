@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 import pickletools
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +25,10 @@ _STEPS = frozenset(
 )  # fmt: skip
 _DTYPES = {"f4": np.float32, "f2": np.float16, "i1": np.int8}
 _MOST_STEPS = 1000
-"""Of one file: a matrix with scales needs under 100. Tuples nested deeply enough overflow the stack of those that look at them."""
+"""Of one file: a matrix with scales needs under 100."""
+_LARGEST_TUPLE = 50
+"""With all that lies in the tuples within it: an array's state needs about ten. A tuple that holds another many times, which holds a third
+so, takes few bytes in a file and endless time of those that look at it."""
 _LONGEST_NAME = 256
 
 
@@ -39,7 +43,7 @@ class Dtype:
 
     def __init__(self, code: object = None, align: object = False, copy: object = True) -> None:
         if code is not Bfloat16 and (not isinstance(code, str) or code not in _DTYPES):
-            raise _Refused(f"values of the type {_short(code)}")
+            raise _Refused(f"values of the type {_short(code if isinstance(code, str) else type(code).__name__)}")
         self.code = code
 
     def __setstate__(self, state: object) -> None:
@@ -67,7 +71,7 @@ class Ndarray:
             raise _Refused("an array without shape, type and bytes")
         _, shape, dtype, fortran, data = state
         if not isinstance(shape, tuple) or not all(type(size) is int and 0 <= size < 2**40 for size in shape) or len(shape) > 4:
-            raise _Refused(f"an array of shape {_short(shape)}")
+            raise _Refused("an array without a sound shape")
         if not isinstance(dtype, Dtype) or not hasattr(dtype, "code") or not isinstance(data, bytes) or type(fortran) is not bool:
             raise _Refused("an array without type and bytes")
         brief = dtype.code is Bfloat16
@@ -139,7 +143,8 @@ class _Unpickler(pickle._Unpickler):
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         known = {ord(step.code): step.name for step in pickletools.opcodes}
-        self.dispatch = _Steps({code: step for code, step in pickle._Unpickler.dispatch.items() if known[code] in _STEPS})
+        steps = {code: step for code, step in pickle._Unpickler.dispatch.items() if known[code] in _STEPS}
+        self.dispatch = _Steps({code: _bounded(step) if "TUPLE" in known[code] else step for code, step in steps.items()})
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _NAMES:
@@ -170,6 +175,21 @@ def _array(value: object) -> np.ndarray:
     return value.value
 
 
-def _short(value: object) -> str:
-    text = str(value)
+def _bounded(step: Callable[[pickle._Unpickler], None]) -> Callable[[pickle._Unpickler], None]:
+    """The step, which makes a tuple, for small ones only. So counting it again takes no time."""
+
+    def make(reader: pickle._Unpickler) -> None:
+        step(reader)
+        if _count(reader.stack[-1]) > _LARGEST_TUPLE:
+            raise _Refused(f"a tuple of more than {_LARGEST_TUPLE} parts")
+
+    return make
+
+
+def _count(value: object) -> int:
+    """The parts of a tuple, those of tuples within it and itself."""
+    return 1 + sum(map(_count, value)) if isinstance(value, tuple) else 1
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..."

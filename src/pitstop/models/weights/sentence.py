@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from pitstop.errors import WeightsError
 from pitstop.models.embedding import Embedding
 from pitstop.models.keys import Keys
-from pitstop.models.weights.files import read_json, read_json_if_there
+from pitstop.models.weights.files import read_json, read_json_if_there, reading
 from pitstop.types import Pooling
 
 MODULES = "modules.json"
@@ -49,11 +48,9 @@ def longest_text(folder: Path, context: int) -> int:
 def _modules(folder: Path) -> dict[str, str]:
     """The modules' kinds in order, and their folders."""
     path = folder / MODULES
-    try:
-        modules = json.loads(path.read_bytes())
+    with reading(path, "is no list of modules"):
+        modules = read_json(path, list)
         return {str(module["type"]).rpartition(".")[2]: module["path"] for module in sorted(modules, key=lambda module: module["idx"])}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise WeightsError(path, f"is no list of modules ({type(error).__name__}: {error})") from error
 
 
 def _pooling(path: Path) -> Pooling:

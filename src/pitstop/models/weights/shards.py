@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.files import INDEX, SINGLE, read_json
+from pitstop.models.weights.files import INDEX, SINGLE, read_json, reading
 from pitstop.models.weights.tensor import RawTensor
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("u1")}
@@ -35,7 +35,7 @@ class Entry:
         if self.kind not in _DTYPES:
             raise WeightsError(self.file, f"is stored as {self.kind}; we read {', '.join(_DTYPES)}", name)
         dtype = _DTYPES[self.kind]
-        shape = self.shape if dtype.itemsize > 1 else (*self.shape[:-1], self.shape[-1] * 2)
+        shape = self.shape if dtype.itemsize > 1 else (*self.shape[:-1], *(2 * size for size in self.shape[-1:] or (1,)))
         return RawTensor(name, self.kind, self.shape, self._map(dtype, shape))
 
     def integers(self, name: str) -> np.ndarray:
@@ -86,15 +86,13 @@ def file_entries(path: Path) -> dict[str, Entry]:
         if size < start:
             raise WeightsError(path, f"the file is truncated or no safetensors file ({size} bytes); {_AGAIN}")
         raw = file.read(start - 8)
-    try:
+    with reading(path, "not a sound safetensors file: its header does not read"):
         header = json.loads(raw)
         stated = {name: value for name, value in header.items() if name != "__metadata__"}
         entries = {
             name: Entry(path, value["dtype"], tuple(value["shape"]), *(start + offset for offset in value["data_offsets"]))
             for name, value in stated.items()
         }
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WeightsError(path, f"not a sound safetensors file: its header does not read ({error})") from error
     for name, entry in sorted(entries.items(), key=lambda item: item[1].end):
         if entry.end > size:
             raise WeightsError(path, f"the file is truncated; {_AGAIN}", name)

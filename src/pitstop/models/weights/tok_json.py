@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.files import read_json
+from pitstop.models.weights.files import read_json, reading
 from pitstop.text.tokenizer import BYTE_ALPHABET
 
 _SPLITS = {
@@ -35,11 +35,9 @@ def read_tok_json(path: Path) -> Files:
     pattern = stated.get("pat_str") or _SPLITS.get(stated.get("word_split"))
     if pattern is None:
         raise WeightsError(path, f"word_split = {stated.get('word_split')!r}: not honoured yet; we have {', '.join(_SPLITS)}")
-    try:
+    with reading(path, "is no tokenizer of this kind"):
         ranks = {bytes(item["bytes"]): int(item["token"]) for item in stated["regular_tokens"]}
         special = {bytes(item["bytes"]).decode(): int(item["token"]) for item in stated["special_tokens"]}
-    except (LookupError, TypeError, ValueError) as error:
-        raise WeightsError(path, f"is no tokenizer of this kind ({type(error).__name__}: {error})") from error
     missing = next((byte for byte in range(256) if bytes([byte]) not in ranks), None)
     if missing is not None:
         raise WeightsError(path, f"has no token for the byte {missing:#04x}: some texts could not be written")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pitstop.errors import WeightsError
-from pitstop.models.weights.files import TOK_JSON, TOKENIZER_JSON, TOKENIZER_MODEL, TOKENIZERS, read_json, read_json_if_there
+from pitstop.models.weights.files import TOK_JSON, TOKENIZER_JSON, TOKENIZER_MODEL, TOKENIZERS, read_json, read_json_if_there, reading
 from pitstop.models.weights.tok_json import read_tok_json
 from pitstop.models.weights.tokenizer_model import read_tokenizer_model
 from pitstop.text.vocabulary import TokenType, Vocabulary
@@ -38,7 +38,7 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int, em
         stated, settings, generation = files.tokenizer, files.settings | settings, files.generation | generation
     else:
         stated = read_json(path)
-    try:
+    with reading(path, "is no tokenizer as the tokenizers library writes it"):
         model = _spelling(path, stated, embeds)
         words = _words(stated["model"])
         added = {token["content"]: token for token in stated.get("added_tokens") or []}
@@ -46,8 +46,6 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int, em
         ids = words | {content: token["id"] for content, token in added.items()}
         definition = _definition(stated, {content for content, token in added.items() if token["special"]})
         around = _around(stated)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise WeightsError(path, f"is no tokenizer as the tokenizers library writes it ({type(error).__name__}: {error})") from error
     bos, eos = (_special(settings, config, ids, name) for name in ("bos", "eos"))
     before, after = around or ([], [])
     if (after or before not in ([], [bos])) and not embeds:
