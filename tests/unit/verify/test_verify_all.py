@@ -274,7 +274,7 @@ def test_every_verb_and_option_has_a_help_text() -> None:
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run("verify", "http://127.0.0.1:9") == 1
-    assert "pitstop[verify]" in capsys.readouterr().err
+    assert "-e '.[verify]'" in capsys.readouterr().err
 
 
 def test_results_become_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
