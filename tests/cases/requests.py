@@ -99,6 +99,6 @@ def test_case_25_closed_streams_free_everything(server: Server):
     assert server.metric('pitstop_requests{stage="running"}') == 8
     for stream, _ in opened:
         stream.__exit__(None, None, None)
-    until(lambda: idle(server), 2)
+    until(lambda: idle(server), 10)  # a second at most on an idle machine (bench/chaos.py)
     assert server.metric('pitstop_requests_finished_total{reason="cancelled"}') == cancelled + 8
     assert server.alive()
