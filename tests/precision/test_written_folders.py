@@ -135,10 +135,9 @@ def _scheme_of(module: str, config: QuantizationConfig) -> QuantizationScheme:
     return found[0]
 
 
-@pytest.mark.parametrize(
-    "options", ["INT8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("INT8 by output", "INT4, zeros")), "INT4"]
-)
+@pytest.mark.parametrize("options", ["INT8", pytest.param("INT8 by output", marks=pytest.mark.slow), "INT4"])
 def test_transformers_computes_the_same(tmp_path: Path, options: str) -> None:
+    """INT4 with zero points it cannot load (5.24), not even as the compressed-tensors library writes it."""
     from logits import prompt_logits
     from transformers import AutoModelForCausalLM
 
