@@ -27,7 +27,6 @@ RESERVE = 64
 
 PROBES = ("/livez", "/startupz", "/readyz", "/healthz", "/metrics")
 
-
 _UPGRADE = (b"upgrade", b"http2-settings")
 """Headers by which a client asks for another protocol; Connection names them."""
 
@@ -44,6 +43,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._limits = limits
         self._rejected = rejected
+        self._data = b""  # what is being parsed
         self._in_head = False
         self._head_size = 0
         self._refusal = Refused(400, "this is not HTTP/1.1", "invalid_http")
@@ -87,6 +87,7 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self._owe(self._limits.head_timeout)
         super().data_received(data)
+        self._data = b""
         if self._in_head:
             self._owe(self._limits.head_timeout)
         if self._in_head and self._head_size > self._limits.max_head and not self.transport.is_closing():

@@ -46,14 +46,14 @@ def test_a_plan_that_is_too_long_is_cut_and_one_that_was_half_written_is_left_ou
 
 
 def test_files_are_few_and_hold_no_token_without_leave(tmp_path: Path):
-    params = SamplingParams(seed=9, stop=("secret",), stop_token_ids=(45,), logit_bias={46: 1.0}, grammar="start: /whisper/")
-    request = Request(id="a", prompt=[41, 42, 43], params=params)
+    params = SamplingParams(seed=9, stop=("secret",), stop_token_ids=(900045,), logit_bias={900046: 1.0}, grammar="start: /whisper/")
+    request = Request(id="a", prompt=[41, 900042, 43], params=params)  # numbers that no time has
     for allowed in (False, True):
         kept = crash.recorded(request, [44], allowed)
         path = crash.write(tmp_path / "crashes", "was killed", EngineConfig(model="m"), [], {"a": kept})
         assert path.stat().st_mode & 0o077 == 0
         text = path.read_text()
-        for private in ("secret", "42", "45", "46", "whisper"):
+        for private in ("secret", "900042", "900045", "900046", "whisper"):
             assert (private in text) == allowed
         assert crash.load(path).requests["a"] == kept
         path.unlink()

@@ -142,8 +142,8 @@ class Generation(Body):
     user: str | None = Field(None, description="Bookkeeping of the caller's; ignored.")
     metadata: dict[str, str] | None = Field(None, description="Bookkeeping of the caller's; ignored.")
     prompt_cache_key: str | None = Field(None, description="A hint that this server does not need; ignored.")
-    prompt_cache_retention: str | None = Field(None, description="Likewise.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="Likewise.")
+    prompt_cache_retention: str | None = Field(None, description="A hint that this server does not need; ignored.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="A hint that this server does not need; ignored.")
     safety_identifier: str | None = Field(None, description="Bookkeeping of the caller's; ignored.")
     store: only(False, why="answers are not stored here; leave it out") = None
     service_tier: only("auto", "default") = None

@@ -139,8 +139,8 @@ class ResponsesRequest(Body):
     user: str | None = Field(None, description="Bookkeeping of the caller's; ignored.")
     metadata: dict[str, str] | None = Field(None, description="Bookkeeping of the caller's; it comes back with the answer.")
     prompt_cache_key: str | None = Field(None, description="A hint that this server does not need; ignored.")
-    prompt_cache_retention: str | None = Field(None, description="Likewise.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="Likewise.")
+    prompt_cache_retention: str | None = Field(None, description="A hint that this server does not need; ignored.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="A hint that this server does not need; ignored.")
     safety_identifier: str | None = Field(None, description="Bookkeeping of the caller's; ignored.")
     store: only(False, why="answers are not stored here; leave it out") = None
     previous_response_id: only(why="answers are not stored here; send the whole conversation as input") = None
